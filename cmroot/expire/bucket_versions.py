@@ -19,7 +19,7 @@ from cmroot.errors import NotWritable
 from cmroot.expire.plans import BATCH, RemovedEntries, Since, write_part
 from cmroot.expire.retention import Rules, decide, read_rows
 from cmroot.keep.change_manager import is_native
-from cmroot.keep.snapshot_keeper import SnapshotEntry, made_snapshots
+from cmroot.keep.snapshots import SnapshotEntry, made_snapshots
 from cmroot.keep.store_lock import removing
 from cmroot.keep.versions import drop_versions, keeps_versions, old_versions, why_versions_unseen
 from cmroot.lease import Lease

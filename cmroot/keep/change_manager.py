@@ -14,9 +14,9 @@ import msgspec
 
 from cmroot.errors import KeepError
 from cmroot.keep.content import ATTEMPTS, Kept, unsteady
-from cmroot.keep.objects import read_object
-from cmroot.store.hdfs.checksums import hdfs_checksum
-from cmroot.store.hdfs.hdfs_store import SCHEMES, in_zone
+from cmroot.keep.remote_files import read_object
+from cmroot.store.hdfs import SCHEMES, in_zone
+from cmroot.store.hdfs_checksums import hdfs_checksum
 from cmroot.store.listing import file_state
 from cmroot.store.place import Place, join, name_of, scheme
 from cmroot.store.spelling import normal, split_authority

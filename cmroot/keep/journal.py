@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from cmroot.errors import UNREADABLE, ChecksumMismatch, FormatError, KeepError
 from cmroot.keep.content import Kept, is_kept, locate, sync_name
 from cmroot.keep.keepers import CopyKeeper, Keeper
-from cmroot.keep.objects import keep_and_check, remove_source
 from cmroot.keep.recycle import files_below, recycle, recycle_tree, remove_emptied
+from cmroot.keep.remote_files import keep_and_check, remove_source
 from cmroot.log.captured import ADD, FILES
 from cmroot.log.references import JOURNAL
 from cmroot.store.checksum import checksum_file

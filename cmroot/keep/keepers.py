@@ -26,11 +26,11 @@ from cmroot.keep.content import (
     opened,
     read_steadily,
 )
-from cmroot.keep.objects import keep_object, read_object
 from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
-from cmroot.keep.snapshot_keeper import SnapshotKeeper
+from cmroot.keep.remote_files import keep_object, read_object
+from cmroot.keep.snapshots import SnapshotKeeper
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
-from cmroot.store.hdfs.hdfs_store import SCHEMES
+from cmroot.store.hdfs import SCHEMES
 from cmroot.store.local import raise_unless_gone, same_device, status_of
 from cmroot.store.place import Place, is_local, join, local_path, scheme
 from cmroot.store.spelling import naming

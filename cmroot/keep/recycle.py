@@ -32,8 +32,7 @@ from cmroot.keep.content import (
     sync_name,
     unsteady,
 )
-from cmroot.keep.hdfs_recycling import left_entries, renames_within, take
-from cmroot.keep.objects import keep_and_check, remove_source
+from cmroot.keep.remote_files import keep_and_check, left_entries, remove_source, renames_within, take
 from cmroot.store.checksum import checksum_file
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import Place, is_local, join, local_path, refuse_root, remote_store

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.change_manager import is_native, native_size, open_native
 from cmroot.keep.content import Kept
-from cmroot.keep.objects import keep_object
-from cmroot.keep.snapshot_keeper import is_in_snapshot, open_in_snapshot, snapshot_size, snapshots_above
+from cmroot.keep.remote_files import keep_object
+from cmroot.keep.snapshots import is_in_snapshot, open_in_snapshot, snapshot_size, snapshots_above
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.drivers import (
     GCS,
@@ -31,7 +31,7 @@ from cmroot.store.drivers import (
     remove_generation,
     why_no_generations,
 )
-from cmroot.store.hdfs.hdfs_store import SCHEMES
+from cmroot.store.hdfs import SCHEMES
 from cmroot.store.listing import object_state
 from cmroot.store.place import normal, remote_store, scheme
 from cmroot.store.spelling import naming

@@ -19,11 +19,11 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.errors import NotWritable
+from cmroot.store.buckets import lists_ranges, trees
 from cmroot.store.checksum import ALGORITHM
 from cmroot.store.delta import LOG, beyond
 from cmroot.store.objects import object_identity, object_time_ns
 from cmroot.store.place import Place, is_local, local_path, name_of, normal, remote_store, split_authority
-from cmroot.store.ranges import lists_ranges, trees
 from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown, unsafe
 

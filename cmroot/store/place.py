@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cmroot.errors import Protected, UnknownPlace
-from cmroot.store.hdfs.hdfs_store import SCHEMES, HdfsStore
+from cmroot.store.hdfs import SCHEMES, HdfsStore
 from cmroot.store.local import Child, Children, Lacking, LocalStore, Names, status_of
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import (

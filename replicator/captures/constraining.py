@@ -12,10 +12,10 @@ import msgspec
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change
 from replicator.captures.manifest import Manifest
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
 from replicator.metastore.client import MetastoreReader
-from replicator.metastore.convert.constraints import ordered
+from replicator.metastore.constraints import ordered
 
 TABLE_BATCH = 500
 KNOWN = "constraints"  # state of a manifest, and of a segment that leads to it: they have been read once

@@ -16,13 +16,13 @@ import pyarrow as pa
 from cmroot.errors import NotWritable
 from cmroot.keep.change_manager import is_native
 from cmroot.keep.keepers import Keeper, Kept
-from cmroot.keep.snapshot_keeper import is_in_snapshot
+from cmroot.keep.snapshots import is_in_snapshot
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
 from cmroot.store.listing import FileState, Listing, Listings, full_identity
 from cmroot.store.place import is_local, join
 from replicator.captures.inventory import DataObject, KnownFile
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 
 ROWS = 10_000  # rows of one outcome at which a task postpones its other objects: limits the memory of the driver
 REQUESTS = 16  # objects of one listing that are read concurrently: a store takes 10 to 100 ms to begin

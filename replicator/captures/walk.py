@@ -18,11 +18,11 @@ from replicator.captures.events import scope
 from replicator.captures.events.facts import Name
 from replicator.captures.events.record import Change, DropTable, SetStatistics, partition_names
 from replicator.captures.manifest import Manifest
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Statistics, Table
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
-from replicator.metastore.parallel import TABLE_BATCH, TABLE_WEIGHT, side_by_side
+from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 
 ENGINES = "statistics_engines"  # state of a manifest: the engines whose statistics were read for all tables
 

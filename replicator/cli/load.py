@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cmroot.store.hdfs.hdfs_store import ATTRIBUTES
+from cmroot.store.hdfs import ATTRIBUTES
 from replicator.cli.options import (
     Session,
     Size,

@@ -23,8 +23,7 @@ from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_
 
 from replicator.core import runtime
 from replicator.core.logging import LogConfig, about, progress_log
-from replicator.core.text.java_properties import without_credentials
-from replicator.core.text.quantity import PrintableFormatter, printable, printable_lines
+from replicator.core.text import PrintableFormatter, printable, printable_lines, without_credentials
 from replicator.errors import UsageError
 
 OURS = ("replicator", "cmroot")

@@ -30,7 +30,7 @@ from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import NAME, Config, read_config
 from replicator.core.logging import SERVICE_RUN, LogConfig, LogFormat, LogLevel, lines_about
 from replicator.core.runtime import beat_each
-from replicator.core.text.java_properties import without_credentials
+from replicator.core.text import without_credentials
 from replicator.errors import ConfigError, Error
 
 SETTINGS = {

@@ -18,7 +18,7 @@ from replicator.cli.logs import EVERY, lines_on_stdout
 from replicator.core.config import Config, parse_settings
 from replicator.core.logging import VARIABLE, ProgressFile, Watch, now_about, step
 from replicator.core.runtime import JOBS, Bars, Progress, Silent
-from replicator.core.text.quantity import parse_duration, parse_rate, parse_size
+from replicator.core.text import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from replicator.commands.base import Verb

@@ -17,11 +17,11 @@ import click
 
 from replicator.cli.logs import logged, noted
 from replicator.core.not_replicated import Report
-from replicator.core.text.quantity import count_text as count_text
-from replicator.core.text.quantity import duration_text as duration_text
-from replicator.core.text.quantity import printable, printable_lines
-from replicator.core.text.quantity import size_text as size_text
-from replicator.core.text.quantity import time_text as time_text
+from replicator.core.text import count_text as count_text
+from replicator.core.text import duration_text as duration_text
+from replicator.core.text import printable, printable_lines
+from replicator.core.text import size_text as size_text
+from replicator.core.text import time_text as time_text
 from replicator.errors import Error
 
 SHOWN = 20  # things a person sees one by one; JSON has all of them

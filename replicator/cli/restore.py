@@ -25,7 +25,7 @@ from replicator.cli.options import (
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
 from replicator.commands.restore import restore as run
 from replicator.core.not_replicated import PARTIAL
-from replicator.core.text.quantity import absolute_moment
+from replicator.core.text import absolute_moment
 from replicator.replay.restore.plan import RestorePlan
 from replicator.replay.restore.restore import Restored
 

@@ -25,7 +25,7 @@ from replicator.commands.status import history as run_history
 from replicator.commands.status import lag as run_lag
 from replicator.commands.status import status as run_status
 from replicator.commands.status import wait as run_wait
-from replicator.core.text.quantity import duration_text
+from replicator.core.text import duration_text
 from replicator.errors import UsageError
 from replicator.policies.checks.check import PolicyChecked
 from replicator.policies.checks.finding import NAGIOS, nagios_line

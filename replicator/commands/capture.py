@@ -15,7 +15,7 @@ from replicator.commands.base import Copying, Where, names, pairs, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.core import runtime as following
 from replicator.core.policy import Keeper
-from replicator.core.text.java_properties import check_queues
+from replicator.core.text import check_queues
 from replicator.errors import Error, LeaseHeld, UsageError
 
 

@@ -19,7 +19,7 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between, Moment, Natural
 from replicator.commands.removing import Removing
 from replicator.core.runtime import Stop
-from replicator.core.text.quantity import parse_period
+from replicator.core.text import parse_period
 from replicator.errors import UsageError
 from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.item_queries import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm

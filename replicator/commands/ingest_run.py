@@ -20,7 +20,7 @@ from replicator.core.runtime import Stop
 from replicator.core.sending import failure_of
 from replicator.core.source_config import IngestionConfig
 from replicator.core.spark import hive_settings
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import ConfigError
 from replicator.ingestion.adapters.intake import opened_store
 from replicator.ingestion.controller import Controller, Worked

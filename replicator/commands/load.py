@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cmroot.store.hdfs.hdfs_store import Attribute
+from cmroot.store.hdfs import Attribute
 from replicator.captures.dumps.layout import DumpReader
 from replicator.commands.base import Braked, Where, pairs, renames, verb
 from replicator.commands.of_policy import OfPolicy

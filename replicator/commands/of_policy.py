@@ -12,7 +12,7 @@ from replicator.captures.events.scope import Patterns
 from replicator.commands.base import Options
 from replicator.core.policy import METADATA, Policy
 from replicator.core.runtime import JOBS
-from replicator.core.text.sql_text import PartitionFilter, parse_partition_filter
+from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.policies.checks.check import impatient
 from replicator.policies.direction import Direction, Sides, current_direction

@@ -10,7 +10,7 @@ from datetime import timedelta
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from replicator.core.text.quantity import LEAST_RATE, absolute_moment
+from replicator.core.text import LEAST_RATE, absolute_moment
 from replicator.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from replicator.commands.base import Options, Where, opened_root
 from replicator.commands.ranges import Natural, Positive, Share
-from replicator.core.text.quantity import parse_size
+from replicator.core.text import parse_size
 from replicator.errors import ConfigError
 from replicator.lifecycle.removal.job import Job
 from replicator.lifecycle.removal.removal import MIN_DEPTH, Limits

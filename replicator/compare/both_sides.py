@@ -11,12 +11,12 @@ from typing import Literal
 
 from replicator.captures.events.scope import Patterns, has_column_statistics, matches_name
 from replicator.captures.unlistable import REFUSED
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Statistics, Table, partition_name
 from replicator.core.not_replicated import SUPPORTED, FormatChoice
-from replicator.core.text.sql_text import PartitionFilter
+from replicator.core.text import PartitionFilter
 from replicator.metastore.client import MetastoreReader
-from replicator.metastore.parallel import TABLE_BATCH, TABLE_WEIGHT, read_both
+from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
 # Comparison: both sides, and the names, locations and patterns that map one to its replica.

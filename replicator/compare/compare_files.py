@@ -15,8 +15,8 @@ import xxhash
 
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG
-from cmroot.store.hdfs.checksums import Crc, composite_crc
-from cmroot.store.hdfs.hdfs_store import in_zone
+from cmroot.store.hdfs import in_zone
+from cmroot.store.hdfs_checksums import Crc, composite_crc
 from cmroot.store.listing import FileState, Listing, Listings, list_tree
 from cmroot.store.place import join, located, parent, scheme
 from replicator.compare.differences import Difference, Differences

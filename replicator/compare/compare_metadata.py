@@ -33,7 +33,7 @@ from replicator.core.not_replicated import (
     why_not_replicated,
 )
 from replicator.errors import ObjectNotFound
-from replicator.metastore.parallel import read_both
+from replicator.metastore.concurrency import read_both
 from replicator.replay.places.placement import NamedPath, Placement, is_published, named_paths, relative
 from replicator.replay.places.replica import (
     Mark,

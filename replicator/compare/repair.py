@@ -40,7 +40,7 @@ from replicator.core.not_replicated import (
     merged,
 )
 from replicator.core.runtime import Runtime
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.load import load

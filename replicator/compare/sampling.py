@@ -22,7 +22,7 @@ from cmroot.store.place import Place, join
 from replicator.compare.both_sides import Comparison
 from replicator.compare.differences import LIMIT, Difference
 from replicator.compare.verify import OWN, Batch, Candidate, Changed, Verified, changed_by_events, table_of, verify
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound

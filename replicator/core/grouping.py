@@ -1,17 +1,43 @@
-"""Grouping of rows by a key, as engines do it: Arrow batches are split by the key, serialised, and merged again. The
-caller defines what is read and decided; the engine defines where it runs."""
+"""Batches of items, and groups of rows by a key.
+
+Batches are for calls that take many names at once and for tasks. Rows are grouped as engines do it: Arrow batches are
+split by the key, serialised, and merged again. The caller defines what is read and decided; the engine defines where it
+runs.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from replicator.errors import Error
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yields the items in order, `size` at a time; the last batch may be smaller. Reads no further than that batch."""
+    waiting = iter(items)
+    while batch := list(islice(waiting, size)):
+        yield batch
+
+
+def shared(items: Sequence[T], workers: int, most: int) -> Iterator[list[T]]:
+    """Yields batches for `workers` workers: an equal share of the items each, and at most `most` items in a batch."""
+    return batched(items, max(1, min(most, -(-len(items) // workers))))
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
 
 READ_AHEAD = 256 * 1024
 """Rows that a task collects before it splits them by key: fewer and larger batches are shuffled."""

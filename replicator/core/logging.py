@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from replicator.core.runtime import Advance, Amounts, Progress
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import ConfigError
 
 # ---- step logging ----------------------------------------------------------------------------------------------------

@@ -13,13 +13,18 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from cmroot.store.hdfs.hdfs_store import Attribute
+from cmroot.store.hdfs import Attribute
 from cmroot.store.place import as_written, is_local
 from replicator.core.connections import MetastoreConfig
 from replicator.core.not_replicated import SUPPORTED, FormatChoice
-from replicator.core.text.java_properties import check_queues
-from replicator.core.text.quantity import parse_duration, parse_rate, parse_size
-from replicator.core.text.sql_text import PartitionFilter, parse_partition_filter
+from replicator.core.text import (
+    PartitionFilter,
+    check_queues,
+    parse_duration,
+    parse_partition_filter,
+    parse_rate,
+    parse_size,
+)
 from replicator.errors import ConfigError, Error
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from replicator.core.text.quantity import count_text, duration_text, printable, size_text
+from replicator.core.text import count_text, duration_text, printable, size_text
 from replicator.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from replicator.core.connections import is_reference
-from replicator.core.text.quantity import parse_duration, parse_size
+from replicator.core.text import parse_duration, parse_size
 from replicator.errors import ConfigError
 
 # ---- entrance config -------------------------------------------------------------------------------------------------

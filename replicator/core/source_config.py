@@ -15,7 +15,7 @@ import msgspec
 from replicator.core.connections import is_reference, read_secret
 from replicator.core.policy import Policy
 from replicator.core.service_config import NotifyConfig, check_notify
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import ConfigError
 
 KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}

@@ -16,11 +16,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from cmroot.store.local import Shared
-from replicator.core.batches import batched
 from replicator.core.cluster import Careful, SharedPlaces, cause_of, hint_of, ship
-from replicator.core.connections import MetastoreConfig, checked
-from replicator.core.grouping import BatchReader, Deciding, by_partition, unpack
-from replicator.core.spark_client import client_settings, require_pyspark
+from replicator.core.connections import MetastoreConfig, checked, client_settings, require_pyspark
+from replicator.core.grouping import BatchReader, Deciding, batched, by_partition, unpack
 from replicator.errors import Error
 
 Task = TypeVar("Task")

@@ -25,7 +25,7 @@ from replicator.core.logging import own_lines_about, step
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime, Stop
 from replicator.core.source_config import IngestionConfig
-from replicator.core.text.quantity import count_text, parse_duration
+from replicator.core.text import count_text, parse_duration
 from replicator.errors import Error, Fenced
 from replicator.ingestion.ingestion_request import Claimed, check_approved, with_class
 from replicator.ingestion.job_answers import failure_of

@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import Connection, and_, bindparam, insert, or_, select, update
 
 from cmroot.text import shown
-from replicator.core.text.java_properties import without_credentials
+from replicator.core.text import without_credentials
 from replicator.errors import Fenced, Refused
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows

@@ -25,7 +25,7 @@ from replicator.core.connections import read_secret
 from replicator.core.model import Value
 from replicator.core.sending import PATIENCE, KafkaTopic, call, failure_of, post
 from replicator.core.service_config import CHANNELS, LINEAGE, LineageConfig, NotifyConfig, WebhookConfig
-from replicator.core.text.java_properties import without_credentials
+from replicator.core.text import without_credentials
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion.ingestion_request import Asset, JobChange, Request
 from replicator.ingestion.job_store import IngestionStore

@@ -23,7 +23,7 @@ from thrift.protocol.TProtocol import TProtocolBase, TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
 
-import replicator.metastore.convert.fields  # noqa: F401  before the first struct is read
+import replicator.metastore.fields  # noqa: F401  before the first struct is read
 from replicator.core.connections import Address, MetastoreConfig, addresses
 from replicator.errors import (
     CommitOutcomeUnknown,
@@ -37,19 +37,10 @@ from replicator.errors import (
     ObjectNotFound,
     UsageError,
 )
-from replicator.metastore.convert.catalog_client import bound
+from replicator.metastore.dialing import Dialer
+from replicator.metastore.fields import bound
 from replicator.metastore.traffic import Limit, limit_traffic, traffic_with
-from replicator.metastore.transports.dialing import Dialer
-from replicator.metastore.transports.transport import (
-    WENT_AWAY,
-    Found,
-    SilentPeer,
-    Strange,
-    Transport,
-    failure,
-    greet,
-    recognise,
-)
+from replicator.metastore.transport import WENT_AWAY, Found, SilentPeer, Strange, Transport, failure, greet, recognise
 
 # ---- connecting ------------------------------------------------------------------------------------------------------
 # Opening a connection to a metastore: the first address that answers, authentication, the first call, and, if none

@@ -32,11 +32,11 @@ from replicator.core.model import (
     Statistics,
     Table,
 )
+from replicator.metastore.codecs import from_text, from_thrift, partial_shape, to_thrift
+from replicator.metastore.concurrency import TABLE_WEIGHT, side_by_side
 from replicator.metastore.connection import Connections
-from replicator.metastore.convert.codecs import from_text, from_thrift, partial_shape, to_thrift
-from replicator.metastore.convert.constraints import KINDS, Name, from_structs, ordered, to_structs
-from replicator.metastore.convert.fields import METHODS, method
-from replicator.metastore.parallel import TABLE_WEIGHT, side_by_side
+from replicator.metastore.constraints import KINDS, Name, from_structs, ordered, to_structs
+from replicator.metastore.fields import METHODS, method
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 # Conversions between thrift structs, objects in notification messages, and the values of `model`.

@@ -12,19 +12,18 @@ from functools import partial
 from operator import methodcaller as call
 from typing import Any, TypeVar
 
-from replicator.core.batches import batched
 from replicator.core.connections import MetastoreConfig, checked
+from replicator.core.grouping import batched
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Table, partition_name
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import MetastoreError, NotificationLogOff, NotificationRefused, ObjectNotFound
 from replicator.metastore import requests
 from replicator.metastore import requests as convert
-from replicator.metastore.catalogs import DriftGuard, InCatalog
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
+from replicator.metastore.concurrency import side_by_side
 from replicator.metastore.connection import Connections
-from replicator.metastore.parallel import side_by_side
+from replicator.metastore.newer_servers import DriftGuard, InCatalog, StatisticsCalls
 from replicator.metastore.requests import ConstraintCalls, Send
-from replicator.metastore.statistics_calls import StatisticsCalls
 from replicator.metastore.traffic import Traffic
 
 # ---- notifications ---------------------------------------------------------------------------------------------------

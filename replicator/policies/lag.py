@@ -18,7 +18,7 @@ from replicator.captures.unlistable import sight_at
 from replicator.core.not_replicated import PROPERTY, NotReplicated, Report, from_property, merged
 from replicator.core.policy import Policy
 from replicator.core.roles import RoleMark
-from replicator.core.text.quantity import duration_text
+from replicator.core.text import duration_text
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey

@@ -14,7 +14,7 @@ from replicator.core.model import Database, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.roles import may_load_into
 from replicator.core.runtime import Runtime
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.commit import Commit

@@ -21,7 +21,7 @@ from replicator.captures.fold import read_records
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import PROPERTY, NotReplicated, Report, from_property
 from replicator.core.roles import without_role
-from replicator.core.text.quantity import count_text, time_text
+from replicator.core.text import count_text, time_text
 from replicator.errors import MetastoreUnreachable, NotReached, ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, own_parameters

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from replicator.core.service_config import LimitConfig, ProxyConfig, ServiceConfig
-from replicator.core.text.quantity import parse_duration, parse_size
+from replicator.core.text import parse_duration, parse_size
 from replicator.service.api_tokens import ROLES, Identity, bearer_of, digest_of
 from replicator.service.web.responses import problem
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replicator.core.service_config import AlertConfig
-from replicator.core.text.quantity import count_text, duration_text, parse_duration, size_text
+from replicator.core.text import count_text, duration_text, parse_duration, size_text
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.jobs import Job

@@ -25,7 +25,7 @@ from sqlalchemy import delete, insert, select, update
 from replicator.core.connections import read_secret
 from replicator.core.sending import PATIENCE, call, failure_of, post
 from replicator.core.service_config import AlertConfig, CommandConfig, MailConfig, WebhookConfig
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import Error
 from replicator.service.alert_conditions import (
     Condition,

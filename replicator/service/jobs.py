@@ -14,7 +14,7 @@ from cronsim import CronSim, CronSimError
 
 from replicator.core.policy import Policy
 from replicator.core.service_config import JobConfig, ServiceConfig
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import ConfigError, UsageError
 from replicator.service.store import ALL, is_ad_hoc
 

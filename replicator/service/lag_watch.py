@@ -14,7 +14,7 @@ from functools import partial
 from replicator.commands.ingest import ingest_stats
 from replicator.commands.status import history, lag
 from replicator.core.config import Config
-from replicator.core.text.quantity import duration_text
+from replicator.core.text import duration_text
 from replicator.errors import Error
 from replicator.ingestion.adapters.ingestion_shown import IngestionStats
 from replicator.policies.lag import Lag

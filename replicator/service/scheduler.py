@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replicator.core.config import Config
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import ConfigError, Error, StoreUnreachable
 from replicator.service.jobs import Job, jobs_of
 from replicator.service.runs import SCHEDULE, TOO_LONG, Child, Ended, ServiceRun, outputs_before

@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Table, cast, delete, func, insert, select, tu
 
 from cmroot.root import FORMAT
 from cmroot.store.place import as_written
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import Error
 from replicator.service.lag_watch import PERIOD, LagWatch, MeasuredLag
 from replicator.service.measuring import Apart

@@ -21,11 +21,11 @@ from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
 from cmroot.root import ChangeRoot
 from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
 from replicator.metastore import requests
-from replicator.metastore.convert.fields import method
+from replicator.metastore.fields import method
 from replicator.metastore.requests import CATALOG, partition_to_thrift, table_to_thrift
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import load

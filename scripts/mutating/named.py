@@ -46,7 +46,7 @@ NAMED: list[tuple[str, str, str, str, str]] = [
         "tests/unit/test_cmroot_keep.py",
     ),
     (
-        "cmroot/keep/objects.py",
+        "cmroot/keep/remote_files.py",
         "    if again != (kept.checksum, kept.size):",
         "    if False:",
         "objects: no reading back",
@@ -89,7 +89,7 @@ NAMED: list[tuple[str, str, str, str, str]] = [
         "tests/unit/test_cmroot_expire.py",
     ),
     (
-        "cmroot/keep/objects.py",
+        "cmroot/keep/remote_files.py",
         "renew=True",
         "renew=False",
         "objects: age not renewed",

@@ -20,7 +20,7 @@ from plain_tables import PlainDatabase, remove_tree
 from replicator.commands.demos.spark_sql import SparkSql
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.errors import Error
-from replicator.metastore.convert.codecs import struct_to_tjson
+from replicator.metastore.codecs import struct_to_tjson
 from replicator.metastore.thrift import ThriftMetastore
 from soaking.constraining import PARENT, Constrainer
 from soaking.watching import METADATA, PARTITION, SPARK, Marks

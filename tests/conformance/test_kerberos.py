@@ -32,8 +32,8 @@ from replicator.core.connections import MetastoreConfig
 from replicator.core.model import Database
 from replicator.errors import IdentityRefused, MetastoreUnreachable, NotAMetastore, NotAuthenticated
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.sasl import Tickets, credentials_of
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.sasl import Tickets, credentials_of
 
 
 def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:

@@ -50,7 +50,7 @@ from replicator.metastore import connection
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.metastore.transports.transport import CALL
+from replicator.metastore.transport import CALL
 
 TEXT = Storage(
     columns=(Column(name="a", type="int", comment="größe 🦆"), Column(name="b", type="array<string>")),

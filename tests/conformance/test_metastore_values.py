@@ -44,9 +44,8 @@ from replicator.core.model import (
     Table,
 )
 from replicator.errors import FormatError, ObjectNotFound
-from replicator.metastore import requests
+from replicator.metastore import fields, objects, requests
 from replicator.metastore.connection import Connections
-from replicator.metastore.convert import fields, objects
 from replicator.metastore.thrift import ThriftMetastore
 
 CONTROL = re.compile(r"[\x00-\x1f]")  # the server escapes them, thrift for Python does not

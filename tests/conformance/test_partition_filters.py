@@ -19,7 +19,7 @@ from replicator.compare.repair import RepairSettings, repair
 from replicator.compare.sampling import Budget, verify_sample
 from replicator.compare.verify import verify
 from replicator.core.model import partition_spec
-from replicator.core.text.sql_text import parse_partition_filter
+from replicator.core.text import parse_partition_filter
 from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.policies.lag import lag

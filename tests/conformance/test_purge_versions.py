@@ -14,7 +14,7 @@ from s3_proxy import Proxy, counting
 from stores import s3_server
 
 from cmroot.keep.content import locate
-from cmroot.keep.objects import keep_object
+from cmroot.keep.remote_files import keep_object
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import Place

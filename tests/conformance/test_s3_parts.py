@@ -20,7 +20,7 @@ from waiting import CEILING
 
 from cmroot.expire.plans import ABANDONED, sweep_staging
 from cmroot.keep.content import locate
-from cmroot.keep.objects import keep_object
+from cmroot.keep.remote_files import keep_object
 from cmroot.root import create_or_open
 from cmroot.store import objects
 from cmroot.store.place import Place
@@ -172,7 +172,7 @@ def test_an_upload_whose_last_answer_is_lost_is_complete(
 
 KILLED = """
 import sys
-from cmroot.keep.objects import keep_object
+from cmroot.keep.remote_files import keep_object
 from cmroot.store import objects as server_copies
 from cmroot.store.place import Place
 from replicator.replay.copy.staging import noted

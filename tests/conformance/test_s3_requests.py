@@ -22,7 +22,7 @@ import replicator
 from cmroot import pins
 from cmroot.errors import PinError, StorageUnreachable
 from cmroot.keep.content import locate
-from cmroot.keep.objects import keep_object
+from cmroot.keep.remote_files import keep_object
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store import remote
@@ -65,7 +65,7 @@ def write(*keys: str) -> None:
 def test_listings_together_are_those_alone(proxy: Proxy, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Places side by side, in each other, twice, that are one file or nothing, a Delta table, names that sort around
     the slash, in pages of few objects."""
-    monkeypatch.setattr("cmroot.store.ranges.PAGE", random.Random(seed).choice([2, 7, 1000]))
+    monkeypatch.setattr("cmroot.store.buckets.PAGE", random.Random(seed).choice([2, 7, 1000]))
     chance = random.Random(seed)
     top = f"random-{seed}"
     names = ["p=1", "p=1-x", "p=1.y", "p=10", "p=2", "p=ä", "p=\U0001f600", "p=~", "p= 3", "empty", "_delta_log", "q"]

@@ -16,7 +16,7 @@ from s3_users import few_rights
 from small_root import ENGINE
 from stores import s3_server
 
-from cmroot.check.check import check
+from cmroot.check import check
 from cmroot.expire.expire import expire, plan_expiry
 from cmroot.keep.keepers import VersionKeeper, choose_keeper
 from cmroot.root import create_or_open

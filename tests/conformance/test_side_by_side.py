@@ -20,9 +20,9 @@ from replicator.errors import MetastoreUnreachable, ObjectNotFound
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.metastore import traffic
 from replicator.metastore.client import PARTITION_BATCH
+from replicator.metastore.concurrency import side_by_side
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.parallel import side_by_side
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.metastore.traffic import Limit, Width
 

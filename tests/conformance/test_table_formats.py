@@ -23,7 +23,7 @@ from cmroot.store.listing import list_tree
 from replicator.core.delta_log import named_files
 from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Function, Statistics, Table
 from replicator.core.not_replicated import table_format, why_not_replicated
-from replicator.metastore.convert.codecs import struct_to_tjson
+from replicator.metastore.codecs import struct_to_tjson
 from replicator.metastore.embedded.running import Running
 
 ICEBERG = {

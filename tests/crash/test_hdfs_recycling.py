@@ -13,12 +13,12 @@ from steps import at_every_step
 
 from cmroot.errors import NotWritable
 from cmroot.keep.content import locate
-from cmroot.keep.hdfs_recycling import DIRECTORY
 from cmroot.keep.keepers import Recycled, recycle, recycle_tree, sweep_incoming
+from cmroot.keep.remote_files import DIRECTORY
+from cmroot.keep.snapshots import create_snapshot, delete_snapshot
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_at
-from cmroot.store.hdfs.checksums import ask
-from cmroot.store.hdfs.snapshots import create_snapshot, delete_snapshot
+from cmroot.store.hdfs_checksums import ask
 from cmroot.store.listing import file_state
 from cmroot.store.place import Place, join, parent
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.hdfs
 CONTENT = {"f": b"one", "p=1/.g": b"two"}
 
 COUNTED = """
-from cmroot.store.hdfs.hdfs_store import HdfsStore
-from cmroot.store.hdfs.native import Hdfs
+from cmroot.store.hdfs import HdfsStore
+from cmroot.store.hdfs import Hdfs
 for owner, name in ((Hdfs, "mv"), (HdfsStore, "mkdirs")):
     setattr(owner, name, counted(getattr(owner, name)))
 """

@@ -31,7 +31,7 @@ from replicator.captures.gateways.service import Timeouts
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.transport import CALL as GREETING
+from replicator.metastore.transport import CALL as GREETING
 
 # ---- what passes ----------------------------------------------------------------------------------------------------
 

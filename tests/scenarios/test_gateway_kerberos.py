@@ -19,9 +19,9 @@ from replicator.captures.gateways.auth.local_names import LocalNames, parse_rule
 from replicator.captures.gateways.auth.tokens import LIFE, TokenRefused, Tokens
 from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.errors import IdentityRefused, UsageError
+from replicator.metastore.sasl import credentials_of
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.sasl import credentials_of
-from replicator.metastore.transports.transport import Plain
+from replicator.metastore.transport import Plain
 
 KEY = "k" * 32
 NAMES = LocalNames("EXAMPLE.COM", {"EXAMPLE.COM"})

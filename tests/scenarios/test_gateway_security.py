@@ -30,8 +30,8 @@ from replicator.core.model import Database
 from replicator.errors import IdentityRefused, NotAuthenticated, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.metastore.transports.sasl import Gssapi
-from replicator.metastore.transports.transport import Framed, Plain
+from replicator.metastore.sasl import Gssapi
+from replicator.metastore.transport import Framed, Plain
 from replicator.policies.checks.metastores import of_gateway
 
 

@@ -14,7 +14,7 @@ from hdfs_path import HdfsPath
 from lab import Lab
 from plain_tables import PlainDatabase
 
-from cmroot.store.hdfs.native import Hdfs
+from cmroot.store.hdfs import Hdfs
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 

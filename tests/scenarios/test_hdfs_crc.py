@@ -15,7 +15,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 
 import replicator.compare.compare_files as comparing
-from cmroot.store.hdfs.checksums import composite_crc
+from cmroot.store.hdfs_checksums import composite_crc
 from cmroot.store.place import Place
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

@@ -21,7 +21,7 @@ from secure_hdfs import CLIENT, negotiated, secure_hdfs
 from waiting import pause
 
 from cmroot.errors import Error, StoreIdentityRefused, StoreNotAuthenticated
-from cmroot.store.hdfs.checksums import ask
+from cmroot.store.hdfs_checksums import ask
 from cmroot.store.place import Place
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running

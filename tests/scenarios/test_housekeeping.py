@@ -16,7 +16,7 @@ from spark_sql import SparkSql
 from cmroot.errors import KeepError
 from cmroot.lease import acquire
 from replicator.core.model import EXTERNAL
-from replicator.core.text.quantity import parse_period
+from replicator.core.text import parse_period
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
 from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 from replicator.metastore.embedded.running import Running

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import VIEW, Table
-from replicator.core.text.quantity import parse_period
+from replicator.core.text import parse_period
 from replicator.errors import FormatError, UsageError
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.items import DELETED, Item, iso

@@ -17,7 +17,7 @@ from plain_tables import PlainDatabase
 from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.transport import Plain
+from replicator.metastore.transport import Plain
 
 pytestmark = pytest.mark.hdfs
 

@@ -16,9 +16,9 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Partition, Table
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
+from replicator.metastore.concurrency import RETRY_INTERVAL, locks_event_ids, may_write_at_once
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.pace import RETRY_INTERVAL, locks_event_ids, may_write_at_once
 from replicator.metastore.thrift import connect
 from replicator.metastore.traffic import Limit
 from replicator.policies.run import Remembering, sync_once

@@ -20,8 +20,8 @@ from restore_fixture import RestoreFixture, differences, fails, restore, restore
 from waiting import eventually
 
 from cmroot.store.place import local_path
+from replicator.metastore.concurrency import locks_event_ids
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.pace import locks_event_ids
 
 SEED = 20260301
 STEPS, EVENTS = 40, 8

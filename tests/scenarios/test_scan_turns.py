@@ -14,8 +14,8 @@ import replicator
 from replicator.captures.recording import Captured
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.errors import UsageError
+from replicator.metastore.concurrency import TABLE_BATCH
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.parallel import TABLE_BATCH
 from replicator.metastore.thrift import connect
 
 TABLES = 2 * TABLE_BATCH + 10

@@ -33,7 +33,7 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column, ColumnStatistic, Partition, Serde, Statistics, Storage, Table
 from replicator.core.spark import SparkEngine
 from replicator.errors import FilesMissing, ObjectNotFound
-from replicator.metastore.convert.codecs import struct_to_tjson
+from replicator.metastore.codecs import struct_to_tjson
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 

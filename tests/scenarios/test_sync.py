@@ -24,7 +24,7 @@ from replicator.compare.verify import verify
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import ConfigError, ObjectNotFound, Refused
-from replicator.metastore.convert.codecs import struct_to_tjson
+from replicator.metastore.codecs import struct_to_tjson
 from replicator.policies.checks.check import check
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering

@@ -176,8 +176,7 @@ class Steps:
 
 def install(steps: Steps) -> None:
     """Wraps what changes the world. Thrift is wrapped where a change is sent, so answers are read before `after`."""
-    from cmroot.store.hdfs.hdfs_store import HdfsStore
-    from cmroot.store.hdfs.native import Hdfs
+    from cmroot.store.hdfs import Hdfs, HdfsStore
     from replicator.captures.manifest import Manifest
     from replicator.metastore.connection import Connections
 

@@ -15,8 +15,8 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from waiting import CEILING
 
 from replicator.core.connections import GatewayConfig, MetastoreConfig
-from replicator.metastore.transports.sasl import Gssapi, Tickets, negotiate
-from replicator.metastore.transports.transport import Framed, Transport
+from replicator.metastore.sasl import Gssapi, Tickets, negotiate
+from replicator.metastore.transport import Framed, Transport
 
 SERVICE = "hive/localhost@EXAMPLE.COM"
 SECURITY = "org.apache.hadoop.hive.ql.security"

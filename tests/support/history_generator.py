@@ -23,8 +23,8 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from plain_tables import COLUMNS, PlainDatabase, text_storage
 
 from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Partition, Statistics, Storage, Table
-from replicator.metastore.convert.codecs import struct_to_tjson
-from replicator.metastore.pace import locks_event_ids
+from replicator.metastore.codecs import struct_to_tjson
+from replicator.metastore.concurrency import locks_event_ids
 from replicator.metastore.thrift import connect
 
 SERVERS_OWN = "transient_lastDdlTime"

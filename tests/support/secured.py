@@ -24,6 +24,7 @@ from waiting import CEILING, eventually
 import replicator
 from replicator.core.connections import MetastoreConfig
 from replicator.errors import Error, MetastoreError
+from replicator.metastore import transport
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import (
     INSTANCE,
@@ -36,7 +37,6 @@ from replicator.metastore.embedded.server_process import (
 )
 from replicator.metastore.embedded.template import new_database
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.metastore.transports import transport
 
 
 @dataclass

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from replicator.core.batches import batched, shared
+from replicator.core.grouping import batched, shared
 
 
 def test_batches_are_whole_but_the_last_and_nothing_is_read_ahead() -> None:

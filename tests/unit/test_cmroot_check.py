@@ -11,8 +11,8 @@ import pytest
 from grouping import InProcess
 from history import History
 
-from cmroot import pins
-from cmroot.check import Checked, check
+from cmroot import check, pins
+from cmroot.check import Checked
 from cmroot.keep.content import content_name, locate
 from cmroot.log.captured import compact, segments
 from cmroot.pins import Slot

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cmroot.errors import ChecksumMismatch, FormatError, KeepError, Protected
-from cmroot.keep import content, objects
+from cmroot.keep import content, remote_files
 from cmroot.keep.keepers import (
     CopyKeeper,
     Keeper,
@@ -29,7 +29,7 @@ from cmroot.keep.keepers import (
     recycle_tree,
     sweep_incoming,
 )
-from cmroot.keep.snapshot_keeper import SnapshotEntry, sweep_snapshots
+from cmroot.keep.snapshots import SnapshotEntry, sweep_snapshots
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file, checksum_stream
 from cmroot.store.listing import file_state
@@ -496,14 +496,14 @@ def test_a_copy_to_another_store_is_read_back_before_its_source_goes(
 ) -> None:
     root, source = create_or_open(join(place, "root")).place, "memory://source/f"
     Place(source).write_bytes(b"bytes")
-    real, damaged = objects._name, []
+    real, damaged = remote_files._name, []
 
     def damaging(root: str, aside: str, kept: Kept, renew: bool) -> None:
         real(root, aside, kept, renew)
         Place(locate(root, kept.checksum, kept.size)).write_bytes(b"Xytes")
         damaged.append(kept)
 
-    monkeypatch.setattr(objects, "_name", damaging)
+    monkeypatch.setattr(remote_files, "_name", damaging)
     with pytest.raises(ChecksumMismatch, match="was not removed"):
         recycle(root, source)
     assert damaged and Place(source).read_bytes() == b"bytes"

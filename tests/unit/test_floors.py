@@ -14,12 +14,12 @@ LIBRARIES = {
     "pyspark": {"replicator.core", "replicator.commands.demos", "replicator.metastore.embedded"},
     "thrift": {
         "replicator.metastore",
-        "replicator.metastore.convert",
+        "replicator.metastore.objects",
         "replicator.metastore.embedded",
-        "replicator.metastore.transports",
+        "replicator.metastore.transport",
     },
-    "gssapi": {"cmroot.store.hdfs", "replicator.metastore.transports", "replicator.captures.gateways.auth"},
-    "hmsclient": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
+    "gssapi": {"cmroot.store.hdfs", "replicator.metastore.transport", "replicator.captures.gateways.auth"},
+    "hmsclient": {"replicator.metastore", "replicator.metastore.objects", "replicator.metastore.embedded"},
     "click": {"replicator.cli", "replicator.cli.cm"},
     "sqlite3": {"replicator.captures", "replicator.core", "replicator.lifecycle.removal"},
     "sqlalchemy": {
@@ -41,10 +41,7 @@ LIBRARIES = {
         "replicator.service.migrations",
         "replicator.service.migrations.versions",
     },
-    "fastapi": {
-        "replicator.service.web",
-        "replicator.service.pages",
-    },
+    "fastapi": {"replicator.service.web", "replicator.service.pages"},
     "pydantic": {"replicator.service.web"},
     "uvicorn": {"replicator.service"},
     "structlog": {"replicator.cli"},

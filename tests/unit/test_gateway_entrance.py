@@ -16,15 +16,15 @@ from thrift.Thrift import TApplicationException
 from thrift.transport.TTransport import TFramedTransport, TMemoryBuffer
 from waiting import CEILING
 
-from cmroot.digest_md5 import parsed
+from cmroot.authentication import parsed
 from replicator.captures.gateways.auth import door as channels
 from replicator.captures.gateways.auth.door import Channel, NotAdmitted
 from replicator.captures.gateways.auth.local_names import LocalNames, in_their_words
 from replicator.captures.gateways.auth.tokens import DigestProof, Tokens
 from replicator.core.connections import MetastoreConfig
 from replicator.errors import IdentityRefused
-from replicator.metastore.transports.sasl import Digest
-from replicator.metastore.transports.transport import FrameError, Quality, Unlayered, frame, message, read_message
+from replicator.metastore.sasl import Digest
+from replicator.metastore.transport import FrameError, Quality, Unlayered, frame, message, read_message
 
 TOKENS = Tokens("k" * 32, LocalNames("EXAMPLE.COM", ["EXAMPLE.COM"]))
 

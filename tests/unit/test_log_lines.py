@@ -21,7 +21,7 @@ from waiting import CEILING, eventually
 from replicator.cli.logs import begin_logging, end_logging
 from replicator.cli.main import run
 from replicator.core.logging import LogConfig, lines_about, own_lines_about, step
-from replicator.core.text.java_properties import without_credentials
+from replicator.core.text import without_credentials
 from replicator.service.runs import Child
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")

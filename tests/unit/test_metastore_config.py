@@ -12,8 +12,8 @@ from replicator.commands.role_change import RoleShowOptions
 from replicator.core.config import Config, parse_config
 from replicator.core.connections import MetastoreConfig, addresses, checked, read_secret
 from replicator.errors import ConfigError, UsageError
+from replicator.metastore.sasl import credentials_of
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.sasl import credentials_of
 
 URI = "thrift://a:9083"
 

@@ -22,7 +22,7 @@ from replicator.captures.events.record import (
 )
 from replicator.commands.show import show
 from replicator.core.model import Database, Table
-from replicator.core.text.quantity import absolute_moment
+from replicator.core.text import absolute_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.replay.restore.available import moment, retained
 

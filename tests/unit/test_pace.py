@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from waiting import CEILING
 
-from replicator.metastore.pace import LONGEST_PAUSE, Gate, Pace, Window
+from replicator.metastore.concurrency import LONGEST_PAUSE, Gate, Pace, Window
 from replicator.replay.copy import origins
 from replicator.replay.copy.origins import QUEUED, KeyedExecutor
 

@@ -26,8 +26,7 @@ from replicator.core.policy import (
     refuse_overlaps,
     same_metastore,
 )
-from replicator.core.text.quantity import duration_text, parse_duration, parse_size, size_text
-from replicator.core.text.sql_text import parse_partition_filter
+from replicator.core.text import duration_text, parse_duration, parse_partition_filter, parse_size, size_text
 from replicator.errors import ConfigError, UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"

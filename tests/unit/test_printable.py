@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lab import Lab
 
 from replicator.cli.main import run
-from replicator.core.text.quantity import PrintableFormatter, printable, printable_lines
+from replicator.core.text import PrintableFormatter, printable, printable_lines
 
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 TITLE = "\x1b]0;owned\x07\x1b[2K\u202e\x9b1A"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from replicator.core.connections import MetastoreConfig
+from replicator.core.connections import MetastoreConfig, client_settings
 from replicator.core.spark import hive_settings
-from replicator.core.spark_client import client_settings
 from replicator.errors import UsageError
 
 URI = "thrift://meta:9083"
@@ -17,7 +16,7 @@ KERBEROS = {"auth": "kerberos", "principal": "hive/_HOST@R", "keytab": "/k", "cl
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_CONF_DIR", "HIVE_CONF_DIR", "SPARK_CONF_DIR", "HADOOP_USER_NAME", "KRB5CCNAME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("replicator.core.spark_client._spark_runs", lambda: False)
+    monkeypatch.setattr("replicator.core.connections._spark_runs", lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from replicator.captures.events.scope import Patterns, UnreadEvents, matches_nam
 from replicator.captures.fold import read_records
 from replicator.captures.manifest import Manifest
 from replicator.captures.unlistable import Uncaptured, gaps, left_out, remembered, remembered_connectors, sight_at
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged
 from replicator.core.runtime import Progress
-from replicator.core.text.sql_text import PartitionFilter
+from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 
 # ---- reached ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.events.scope import Patterns, matches_name
 from replicator.captures.fold import read_records
-from replicator.core.text.sql_text import PartitionFilter
+from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
 
 Name = tuple[str, str]

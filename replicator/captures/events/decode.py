@@ -36,7 +36,7 @@ from replicator.core.model import (
     Value,
     partition_name,
 )
-from replicator.metastore.convert.constraints import KINDS, of_message
+from replicator.metastore.constraints import KINDS, of_message
 from replicator.metastore.requests import (
     database_from_text,
     function_from_text,

@@ -15,7 +15,7 @@ from cmroot.keep.change_manager import ChangeManager
 from replicator.core.model import NotificationEvent
 from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
-from replicator.metastore.pace import is_since_3
+from replicator.metastore.concurrency import is_since_3
 
 LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's transaction is open
 

@@ -27,7 +27,7 @@ from replicator.core.model import (
     Value,
     partition_name,
 )
-from replicator.metastore.convert.objects import HOMES
+from replicator.metastore.objects import HOMES
 
 
 class CreateDatabase(OfDatabase, frozen=True, omit_defaults=True, tag_field="kind", tag="create_database"):

@@ -17,11 +17,10 @@ from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, DropTable, partition_names
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table, partition_spec
 from replicator.core.roles import without_role
-from replicator.core.text.quantity import parse_duration
-from replicator.core.text.sql_text import PartitionFilter
+from replicator.core.text import PartitionFilter, parse_duration
 from replicator.errors import Refused, UsageError
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
-from replicator.metastore.convert.fields import ids
+from replicator.metastore.fields import ids
 
 
 def captured_databases(log: Sequence[Segment]) -> list[str] | None:

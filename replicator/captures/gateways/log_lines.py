@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from replicator.core.text.quantity import printable
+from replicator.core.text import printable
 
 
 def one_line(record: logging.LogRecord) -> bool:

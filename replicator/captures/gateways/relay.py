@@ -47,7 +47,7 @@ from replicator.captures.gateways.service import Place, Service
 from replicator.captures.gateways.targets import Bytes, Extent, MethodNames
 from replicator.captures.gateways.upstream import CHUNK, HIDDEN, ServerEnd, handling
 from replicator.errors import MetastoreError, MetastoreUnreachable
-from replicator.metastore.transports.transport import FrameError
+from replicator.metastore.transport import FrameError
 
 # ---- identity --------------------------------------------------------------------------------------------------------
 # Identity of a client at the metastore: calls by which clients claim it or request tokens, answered by the gateway.

@@ -15,8 +15,8 @@ from replicator.captures.gateways.auth.tokens import MECHANISM, DigestProof, Tok
 from replicator.captures.gateways.upstream import Asked
 from replicator.core.connections import GatewayConfig, MetastoreConfig, Risk, read_secret
 from replicator.errors import ConfigError, UsageError
-from replicator.metastore.transports.sasl import LEAST_QUALITY
-from replicator.metastore.transports.transport import Quality
+from replicator.metastore.sasl import LEAST_QUALITY
+from replicator.metastore.transport import Quality
 
 SHORTEST_KEY = 32  # characters
 

@@ -31,7 +31,7 @@ from replicator.captures.gateways.messages import (
 from replicator.captures.gateways.targets import Bytes, Extent
 from replicator.core.connections import MetastoreConfig
 from replicator.metastore.connection import Opener
-from replicator.metastore.transports.transport import Framed, FrameError
+from replicator.metastore.transport import Framed, FrameError
 
 CHUNK = 256 * 1024
 

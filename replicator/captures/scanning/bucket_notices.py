@@ -15,7 +15,7 @@ import msgspec
 
 from cmroot.errors import StorageUnreachable
 from cmroot.keep.versions import why_unversioned
-from cmroot.store.bucket_queues import BucketQueue, Standing, why_not_all
+from cmroot.store.buckets import BucketQueue, Standing, why_not_all
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority
 from replicator.captures.recording import Recording

@@ -13,14 +13,16 @@ from functools import cache
 
 import msgspec
 
-from cmroot.keep.snapshot_keeper import SnapshotKeeper, make_snapshot, sweep_snapshots
-from cmroot.store.hdfs.snapshots import (
+from cmroot.keep.snapshots import (
     CAPTURES_OPEN,
     DIRECTORY,
     Difference,
+    SnapshotKeeper,
     captures_open_files,
     differences,
+    make_snapshot,
     snapshottable,
+    sweep_snapshots,
 )
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority, upwards

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from replicator.captures.manifest import Manifest
-from replicator.core.batches import batched
-from replicator.core.text.quantity import count_text, time_text
-from replicator.metastore.parallel import TABLE_BATCH
+from replicator.core.grouping import batched
+from replicator.core.text import count_text, time_text
+from replicator.metastore.concurrency import TABLE_BATCH
 
 _STATE = "scans"
 

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from replicator.cli.options import Session, engine_options, json_option, of_policy_option, pass_session, root_option
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
 from replicator.commands.cm import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
-from replicator.core.text.quantity import duration_text
+from replicator.core.text import duration_text
 from replicator.replay.restore.pins import PinList, Pinned
 
 F = TypeVar("F", bound=Callable[..., Any])

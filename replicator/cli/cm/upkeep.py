@@ -21,7 +21,7 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
 from replicator.commands.cm import cm_check, cm_compact, cm_expire
-from replicator.core.text.quantity import duration_text
+from replicator.core.text import duration_text
 from replicator.replay.restore.upkeep import CompactionPlanned, LogCompacted, RootChecked
 
 DIFFERENT = 4

@@ -20,7 +20,7 @@ from replicator.captures.dumps.dump import Dumped
 from replicator.commands.demos.spark_sql import SparkSql
 from replicator.compare.verify import Verified
 from replicator.core.not_replicated import Report
-from replicator.core.text.quantity import printable
+from replicator.core.text import printable
 from replicator.errors import Error, UsageError
 from replicator.metastore.embedded import running as embedded
 from replicator.replay.apply.load import Loaded

@@ -14,7 +14,7 @@ import msgspec
 from cmroot.store.place import Place
 from replicator.core.not_replicated import Report, Rows
 from replicator.core.source_config import IngestionConfig, SourceConfig
-from replicator.core.text.java_properties import without_credentials
+from replicator.core.text import without_credentials
 from replicator.errors import Error, SourceRefused, UsageError
 from replicator.ingestion.files.description import read_description
 from replicator.ingestion.files.drop_directory import table_directory

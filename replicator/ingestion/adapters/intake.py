@@ -17,7 +17,7 @@ from cmroot.store.place import Place, is_local, join, local_path
 from replicator.core.config import Config
 from replicator.core.model import Value
 from replicator.core.source_config import IDS, IngestionConfig
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import Error, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.adapters.ingestion_shown import look_at_source
 from replicator.ingestion.ingestion_request import (

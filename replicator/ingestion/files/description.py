@@ -16,8 +16,7 @@ import msgspec
 from cmroot.store.place import Place, is_local
 from replicator.core.model import Value
 from replicator.core.source_config import SourceConfig
-from replicator.core.text.quantity import parse_duration
-from replicator.core.text.sql_text import quoted_name, quoted_text, scalar_type
+from replicator.core.text import parse_duration, quoted_name, quoted_text, scalar_type
 from replicator.errors import ConfigError, SourceMissing, SourceRefused, TypeRefused
 from replicator.ingestion.files.nesting import Type
 from replicator.metastore.embedded.distributions import Artifact, fetch

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from cmroot.store.local import Child
 from cmroot.store.place import Place, located, name_of
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import Error, SourceMissing, SourceRefused
 from replicator.ingestion.files.description import Days, Description, refuse_link
 

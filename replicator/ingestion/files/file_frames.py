@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cmroot.store.place import Place, join
-from replicator.core.text.sql_text import SETTINGS, quoted_name, quoted_text
+from replicator.core.text import SETTINGS, quoted_name, quoted_text
 from replicator.errors import SourceRefused
 from replicator.ingestion.files.description import Description, fitted, read_as, types_of
 from replicator.ingestion.reading.source_errors import give_drivers

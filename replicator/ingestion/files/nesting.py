@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from replicator.core.text.sql_text import quoted_name
+from replicator.core.text import quoted_name
 from replicator.errors import TypeRefused
 
 ROW, PARENT, POSITION = "row_id", "parent_id", "position"

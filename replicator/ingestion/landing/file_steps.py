@@ -16,7 +16,7 @@ import msgspec
 
 from cmroot.store.place import Place, join, name_of
 from replicator.core.model import Column, Partition, Table
-from replicator.core.text.sql_text import quoted_name, quoted_text
+from replicator.core.text import quoted_name, quoted_text
 from replicator.errors import CommitOutcomeUnknown, ObjectExists, ObjectNotFound, TypeRefused
 from replicator.ingestion.files.description import Description, avro_jar, read_description
 from replicator.ingestion.files.drop_directory import Listing, SourceChanged, directory_of, listing_of, table_directory

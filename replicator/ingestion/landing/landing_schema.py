@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from replicator.core.model import EXTERNAL, FOREIGN_KEY, PRIMARY_KEY, Column, Constraint, Serde, Storage, Table
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import Error, MetastoreError, ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Format, Request, SchemaPolicy
 from replicator.ingestion.reading.source import SourceDatabase

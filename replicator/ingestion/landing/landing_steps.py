@@ -22,7 +22,7 @@ import msgspec
 
 from cmroot.store.place import Place, parent
 from replicator.core.model import Column
-from replicator.core.text.sql_text import quoted_name
+from replicator.core.text import quoted_name
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.files.file_frames import DAY
 from replicator.ingestion.files.nesting import PARENT, ROW

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replicator.core.model import Column
-from replicator.core.text.sql_text import SETTINGS, quoted_name, scalar_type
+from replicator.core.text import SETTINGS, quoted_name, scalar_type
 from replicator.ingestion.ingestion_request import Asset, Format
 from replicator.ingestion.landing.landing_log import sizes_of
 from replicator.ingestion.landing.landing_schema import RowsRefused

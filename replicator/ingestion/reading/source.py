@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from replicator.core.source_config import SourceConfig
-from replicator.core.text.sql_text import quoted_name
+from replicator.core.text import quoted_name
 from replicator.errors import SourceMissing, SourceRefused
 from replicator.ingestion.ingestion_request import Split
 from replicator.ingestion.reading.figures import Dialect, Figures, alike, comparable, source_figures

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from replicator.core.engine import AutoEngine
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item

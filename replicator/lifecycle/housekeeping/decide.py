@@ -16,7 +16,7 @@ from cmroot.store.place import normal
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import ChangeRecord
 from replicator.core.model import Database, Partition, Table, partition_name
-from replicator.core.text.quantity import Period
+from replicator.core.text import Period
 from replicator.lifecycle.housekeeping.items import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
 from replicator.lifecycle.housekeeping.settings import (
     ALTER_PARTITION,

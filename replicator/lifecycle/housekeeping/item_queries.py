@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, func, select
 
 from cmroot.errors import Error
 from cmroot.store.place import normal
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.not_replicated import Rows
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.lifecycle.housekeeping import writing

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Table
 from replicator.core.not_replicated import ICEBERG, Format, table_format
 from replicator.core.roles import is_shadow
-from replicator.core.text.quantity import Period, parse_period
+from replicator.core.text import Period, parse_period
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 

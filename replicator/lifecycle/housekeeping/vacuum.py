@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmroot.store.place import is_local, join, local_path, located, normal
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Table
 from replicator.core.not_replicated import Report
-from replicator.core.text.quantity import Period
+from replicator.core.text import Period
 from replicator.errors import Refused, UsageError
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.items import FROM_VACUUM, Item

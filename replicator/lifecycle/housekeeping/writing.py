@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
 
 from cmroot.store.place import normal
-from replicator.core.batches import batched
-from replicator.core.text.quantity import Period
+from replicator.core.grouping import batched
+from replicator.core.text import Period
 from replicator.lifecycle.housekeeping.items import (
     ACTIVE,
     DELETED,

@@ -9,7 +9,7 @@ import msgspec
 
 from cmroot.errors import Exists
 from cmroot.store.place import as_written
-from replicator.core.text.quantity import count_text, printable, size_text
+from replicator.core.text import count_text, printable, size_text
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.purge.state import PURGE

@@ -53,8 +53,8 @@ from replicator.lifecycle.purge.search.searching import look_at_all, searched
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.removal.audit import AuditLog, begin_audit
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
-from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.newer_servers import refuse_for_spark
 from replicator.replay.places.replica import LAST_ID
 
 VERSIONS = "this version is deleted, by hand or a rule of the bucket"

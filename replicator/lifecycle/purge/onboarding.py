@@ -15,7 +15,7 @@ import msgspec
 from cmroot.errors import UNREADABLE
 from replicator.core.model import Column, Table
 from replicator.core.not_replicated import SAID, table_format
-from replicator.core.text.sql_text import quoted_name, scalar_type
+from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import UsageError
 
 DESCRIPTOR = "dataset.descriptor"

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from replicator.core.text.java_properties import decoded, entries
+from replicator.core.text import decoded, entries
 from replicator.errors import UsageError
 from replicator.lifecycle.removal.removal import Limits
 

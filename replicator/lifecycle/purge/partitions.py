@@ -19,7 +19,7 @@ from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import is_local, join, local_path, located, name_of, parent
 from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.metastore.client import MetastoreReader
 

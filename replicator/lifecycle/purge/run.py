@@ -33,9 +33,9 @@ from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit
 from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now, remove_leftovers, settle_counts
 from replicator.lifecycle.purge.tables import TableDone, TableWork
 from replicator.lifecycle.removal.job import Job, Removals
-from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.metastore.convert.catalog_client import catalog_of
+from replicator.metastore.fields import catalog_of
+from replicator.metastore.newer_servers import refuse_for_spark
 
 
 @dataclass

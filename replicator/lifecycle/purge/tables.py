@@ -16,7 +16,7 @@ import msgspec
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState
 from cmroot.store.place import Place, join, located
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap

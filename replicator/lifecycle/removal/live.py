@@ -24,13 +24,13 @@ from replicator.captures.events.decode import decode
 from replicator.captures.events.reader import read_events
 from replicator.captures.events.record import Change
 from replicator.captures.events.scope import IRRELEVANT
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
-from replicator.metastore.convert.catalog_client import qualified
-from replicator.metastore.parallel import tables_with_partitions
+from replicator.metastore.concurrency import tables_with_partitions
+from replicator.metastore.fields import qualified
 
 DATABASE, HOME, DATA = "database", "home", "data"
 """Kinds of reference: a database's directory; a partitioned table's own directory (its partitions may be located

@@ -24,8 +24,8 @@ from cmroot.lease import acquire, patiently
 from cmroot.store.local import status_of
 from cmroot.store.place import is_local, local_path, located, normal, refuse_root
 from cmroot.store.spelling import naming
-from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine
+from replicator.core.grouping import batched, shared
 from replicator.core.not_replicated import Report
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.removal.audit import REMOVED, AuditLog, begin_audit, read_audit, unwatched

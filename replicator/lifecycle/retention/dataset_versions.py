@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from cmroot.store.local import Child
 from cmroot.store.place import Place, folded, join, located, name_of, split_authority
 from cmroot.text import is_text, shown, unsafe
-from replicator.core.text.quantity import Period
+from replicator.core.text import Period
 from replicator.errors import ConfigError, Error
 from replicator.lifecycle.retention.config.class_names import VERSIONS, known
 from replicator.lifecycle.retention.config.config_store import Settings

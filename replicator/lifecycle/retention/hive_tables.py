@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cmroot.store.place import located
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.roles import is_shadow
 from replicator.errors import ConfigError, Error

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmroot.store.place import as_written, is_local, name_of
-from replicator.core.text import java_properties
+from replicator.core import text
 from replicator.errors import ConfigError
 from replicator.lifecycle.retention.config.config_store import STORE, ConfigStore, Settings, is_directory
 from replicator.lifecycle.retention.config.hocon.hocon_values import (
@@ -89,7 +89,7 @@ def _read(place: str) -> Fields:
 
 def _properties(data: bytes, name: str) -> Iterator[tuple[str, str, Origin]]:
     try:
-        for key, value, line in java_properties.entries(java_properties.decoded(data)):
+        for key, value, line in text.entries(text.decoded(data)):
             yield key, value, Origin(name, line)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}", hint="it is read as Java properties") from error

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cmroot.store.place import normal
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import partition_name
 from replicator.core.not_replicated import Rows
 from replicator.errors import ConfigError

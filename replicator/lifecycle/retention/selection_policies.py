@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cmroot.store.place import split_authority
-from replicator.core.text.quantity import Period
+from replicator.core.text import Period
 from replicator.errors import ConfigError
 from replicator.lifecycle.retention.config.class_names import SELECTIONS, known
 from replicator.lifecycle.retention.dataset_versions import NONE, TIME, Pair, Version

@@ -11,7 +11,7 @@ from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import as_written
 from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
-from replicator.core.text.quantity import count_text, duration_text
+from replicator.core.text import count_text, duration_text
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.checks.finding import Figure, Finding, Health

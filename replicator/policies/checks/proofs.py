@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from replicator.captures.events.scope import Patterns
 from replicator.captures.unlistable import REFUSED
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     PROPERTY,
@@ -17,7 +17,7 @@ from replicator.core.not_replicated import (
     why_not_replicated,
 )
 from replicator.core.policy import Policy
-from replicator.core.text.quantity import count_text, duration_text
+from replicator.core.text import count_text, duration_text
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.checks.finding import Figure, Finding
 from replicator.policies.direction import Pair

@@ -18,7 +18,7 @@ import msgspec
 
 from cmroot.root import create_or_open
 from cmroot.store.place import join, parent, remove_if_empty
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import EXTERNAL, MANAGED, VIEW, Database, Function, Partition, Table, partition_name
 from replicator.core.not_replicated import Report, table_format
 from replicator.core.policy import Policy

@@ -28,12 +28,12 @@ from replicator.core.policy import Policy, matching_databases
 from replicator.core.roles import Role, is_shadow, mark_of
 from replicator.core.runtime import Progress, Silent
 from replicator.core.spark import SparkEngine, hive_settings
-from replicator.core.text.sql_text import quoted_name
+from replicator.core.text import quoted_name
 from replicator.errors import Error, MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
 from replicator.lifecycle.removal.audit import who
-from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.newer_servers import refuse_for_spark
 from replicator.policies.drills.build import Shadows, build, row_count, sweep, tear_down
 from replicator.policies.drills.drill_record import Asked, Drill, DrillPlan, Drills, Standing
 from replicator.policies.memory import Memory, iso

@@ -23,7 +23,7 @@ from cmroot.root import ChangeRoot, Format, open_existing
 from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import Error, FormatError, MetastoreUnreachable, NotReached, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction, Pair, Sides, survey

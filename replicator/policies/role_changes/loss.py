@@ -25,7 +25,7 @@ from replicator.captures.dumps.selection import point_at, resolve_until
 from replicator.captures.events.scope import Patterns, waiting_events
 from replicator.captures.fold import manifest_at
 from replicator.captures.manifest import Manifest
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.core.policy import Policy
 from replicator.errors import Error, MetastoreUnreachable, NotReached

@@ -19,7 +19,7 @@ from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
 from replicator.core.runtime import Runtime
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import Error, NotReached, Refused
 from replicator.policies.direction import Direction, Pair, Sides
 from replicator.policies.lag import lag

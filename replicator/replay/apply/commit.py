@@ -16,7 +16,7 @@ from cmroot.store.place import Place, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.dumps.rows import after_load, reached
 from replicator.captures.events.scope import Patterns
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Table
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound

@@ -19,7 +19,7 @@ from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, list_tree
 from cmroot.store.place import Place, is_local, join, local_path, normal
-from replicator.core.batches import batched, shared
+from replicator.core.grouping import batched, shared
 from replicator.core.model import partition_name
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.work import Replay

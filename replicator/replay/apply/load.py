@@ -27,7 +27,7 @@ from replicator.core.logging import tell_event
 from replicator.core.model import Function
 from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
 from replicator.core.runtime import Runtime
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.claim import Claims

@@ -14,7 +14,7 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import Place, join, normal
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH

@@ -14,10 +14,10 @@ from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
 from replicator.captures.events.scope import matches_name
-from replicator.core.batches import batched, shared
+from replicator.core.grouping import batched, shared
 from replicator.core.model import Partition, partition_name
 from replicator.core.not_replicated import DELTA, table_format
-from replicator.core.text.sql_text import parse_partition_filter
+from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.differing import named_files

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import FOREIGN_KEY, PRIMARY_KEY, UNIQUE, Constraint, Statistics, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import MetastoreError, ObjectNotFound

@@ -18,9 +18,9 @@ from cmroot.store.checksum import copy_file
 from cmroot.store.listing import list_tree
 from cmroot.store.local import FLOW, is_directory
 from cmroot.store.place import is_local, join, local_path, located, normal, parent, remote_store
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import FilesMissing, Refused
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.work import Replay, Work

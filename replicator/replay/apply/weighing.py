@@ -12,10 +12,10 @@ from itertools import islice
 
 from cmroot.store.place import located, normal
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.core.batches import batched
 from replicator.core.config import GuardConfig
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, partition_name
-from replicator.core.text.quantity import parse_size
+from replicator.core.text import parse_size
 from replicator.errors import ConfigError, Refused
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.prepare import clears, goings

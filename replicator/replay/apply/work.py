@@ -19,14 +19,14 @@ from cmroot.store.listing import file_state
 from cmroot.store.local import status_of
 from cmroot.store.place import Place, is_local, is_within, local_path, located, normal, resolved, touches
 from replicator.captures.dumps.layout import DumpReader
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
 from replicator.core.runtime import Runtime
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader, checked
-from replicator.metastore.pace import paced
+from replicator.metastore.concurrency import paced
 from replicator.replay.apply.claim import Claims
 from replicator.replay.copy.copy_task import LeftTask, run_left_task
 from replicator.replay.copy.origins import KeyedExecutor, Outcomes, Roots

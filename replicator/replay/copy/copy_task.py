@@ -27,7 +27,7 @@ from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG, commit_version
-from cmroot.store.hdfs.hdfs_store import carry_attributes
+from cmroot.store.hdfs import carry_attributes
 from cmroot.store.listing import list_tree
 from cmroot.store.place import Place, is_local, join, local_path, parent, resolved
 from replicator.core.not_replicated import CopyCounts

@@ -32,7 +32,7 @@ from cmroot.store.checksum import (
     copy_between,
     copy_stream,
 )
-from cmroot.store.hdfs.hdfs_store import carry_attributes
+from cmroot.store.hdfs import carry_attributes
 from cmroot.store.local import FLOW
 from cmroot.store.place import Place, is_local, local_path, located, remote_store
 from cmroot.store.s3 import WHOLE

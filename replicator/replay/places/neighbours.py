@@ -21,12 +21,12 @@ from cmroot.errors import Error
 from cmroot.keep.recycle import recycle_tree, refuse_link
 from cmroot.store.listing import list_tree
 from cmroot.store.place import Place, is_local, is_within, join, local_path, located, normal, parent, resolved
-from replicator.core.batches import batched
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, is_shadow, mark_of
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
-from replicator.metastore.convert.catalog_client import catalog_of, qualified
+from replicator.metastore.fields import catalog_of, qualified
 from replicator.replay.places.placement import PUBLISHED, is_noted, is_published, lies_by_name, published_name
 from replicator.replay.places.replica import SOURCE
 

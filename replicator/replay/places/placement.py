@@ -16,7 +16,7 @@ import msgspec
 
 from cmroot.errors import UnknownPlace
 from cmroot.names import HINT, is_below
-from cmroot.store.hdfs.hdfs_store import SCHEMES
+from cmroot.store.hdfs import SCHEMES
 from cmroot.store.place import folded, is_local, join, located, normal, scheme, tidied
 from replicator.core.model import Function, Partition, Storage, Table
 from replicator.core.roles import Role, RoleMark

@@ -17,7 +17,7 @@ import msgspec
 from replicator.captures.events.scope import comparable
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.not_replicated import reason_of
-from replicator.metastore.convert.fields import ids
+from replicator.metastore.fields import ids
 from replicator.metastore.requests import CATALOG
 from replicator.replay.places.placement import Placement, respelled, uri
 from replicator.replay.places.view_text import CREATION, rename_databases

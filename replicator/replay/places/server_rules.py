@@ -29,7 +29,7 @@ from replicator.core.model import (
     Value,
 )
 from replicator.core.not_replicated import REMOTE, NotReplicated
-from replicator.metastore.convert.fields import ids
+from replicator.metastore.fields import ids
 from replicator.replay.places.view_text import CREATION
 
 # ---- replica constraints ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from cmroot.errors import FormatError
 from replicator.core.model import Table
-from replicator.metastore.convert.fields import ids
+from replicator.metastore.fields import ids
 
 _DIALECTS = ("spark", "hive")
 NO_VIEW = "a view in SQL that is not understood"  # prefix of the reason why a target does not have one

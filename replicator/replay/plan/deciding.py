@@ -11,7 +11,7 @@ from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.events.scope import Patterns
 from replicator.core.model import Table
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, why_not_replicated
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.replay.places.placement import Placement, relative
 from replicator.replay.places.replica import (

@@ -15,7 +15,7 @@ from replicator.captures.dumps.layout import BOOTSTRAP, DumpMetadata
 from replicator.captures.dumps.rows import SCOPE, covers, reached, scope_text
 from replicator.core.model import Database, Function, Partition, Table
 from replicator.core.roles import RoleMark, after_restore, mark_of, may_load_into
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.placement import Placement, is_published, relative

@@ -29,7 +29,7 @@ from replicator.captures.dumps.selection import parse_moment, resolve_until
 from replicator.captures.events.record import ChangeRecord, decode_line
 from replicator.captures.events.scope import matches_name
 from replicator.core.model import Database, partition_spec
-from replicator.core.text.sql_text import PartitionFilter, parse_partition_filter
+from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import FormatError, MomentLost, ObjectNotFound, UsageError
 
 SHOWN = 1000  # missing files that are named; more are only counted

@@ -31,7 +31,7 @@ from replicator.core.not_replicated import (
     why_not_replicated,
 )
 from replicator.core.runtime import Runtime
-from replicator.core.text.sql_text import PartitionFilter
+from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.planning import LoadSettings, describe, plan_load

@@ -20,7 +20,7 @@ from replicator.core.model import Database
 from replicator.core.not_replicated import INCOMPLETE, CopyCounts, NotReplicated
 from replicator.core.roles import after_restore, mark_of
 from replicator.core.runtime import Runtime
-from replicator.core.text.quantity import count_text
+from replicator.core.text import count_text
 from replicator.errors import FilesMissing, ObjectExists, Refused
 from replicator.metastore.client import Metastore
 from replicator.replay.apply.load import load

@@ -11,20 +11,21 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from cmroot.check import Checked, check
-from cmroot.check.finding import FINDINGS
+from cmroot.check import check
+from cmroot.check import Checked
 from cmroot.expire.expire import expire, plan_expiry
 from cmroot.keep.content import fresh_incoming
 from cmroot.lease import acquire, patiently
 from cmroot.log.captured import Compacted, compact, finished, plan_compaction, segments
 from cmroot.log.references import work
+from cmroot.required_contents import FINDINGS
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import estimate, file_state
 from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime
-from replicator.core.text.quantity import duration_text
+from replicator.core.text import duration_text
 from replicator.errors import Refused
 
 # ---- expiries --------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ AVERAGE = 64 << 20
 
 
 class RootChecked(Report, Checked):
-    """The result of `cmroot.check.check`."""
+    """The result of `cmroot.check`."""
 
 
 class LogCompacted(Report, Compacted):
@@ -165,7 +166,7 @@ class CompactionPlanned(Report):
 
 
 def check_root(root: ChangeRoot, engine: AutoEngine, *, bytes: bool = True, limit: int = FINDINGS) -> RootChecked:
-    """Checks a root, see cmroot.check.check. Changes nothing, takes no lease."""
+    """Checks a root, see cmroot.check. Changes nothing, takes no lease."""
     entries = estimate(root.place)
     rows = sum(segment.file_count for segment in finished(root.place)[0] if _readable(segment))
     chosen = engine.for_work(max(entries, rows), entries * AVERAGE if bytes else 0)

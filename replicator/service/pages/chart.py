@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from replicator.core.text.quantity import duration_text, size_text
+from replicator.core.text import duration_text, size_text
 
 TOP, RIGHT, BOTTOM = 14, 12, 36
 STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400, 30 * 86_400)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from replicator.core.text.quantity import count_text, duration_text, size_text
+from replicator.core.text import count_text, duration_text, size_text
 from replicator.ingestion.ingestion_request import Kind
 from replicator.ingestion.job_queries import LATE, QueueFigures
 from replicator.policies.lag import Lag

@@ -25,7 +25,7 @@ from replicator.commands.ranges import Between
 from replicator.core.config import Config, nearest
 from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
-from replicator.core.text.quantity import parse_duration
+from replicator.core.text import parse_duration
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.api_tokens import Identity
 from replicator.service.web.serving import Serving, require, run_command

@@ -16,7 +16,7 @@ from replicator.commands.cm import cm_slots
 from replicator.commands.status import history
 from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import matching_databases
-from replicator.core.text.quantity import absolute_moment
+from replicator.core.text import absolute_moment
 from replicator.errors import Error, UsageError
 from replicator.lifecycle.housekeeping.run import time_of
 from replicator.policies.checks.check import PolicyChecked, impatient

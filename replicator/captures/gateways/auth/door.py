@@ -22,17 +22,8 @@ from replicator.captures.gateways.auth.local_names import (
 )
 from replicator.captures.gateways.targets import Bytes
 from replicator.errors import MetastoreError, UsageError
-from replicator.metastore.transports.sasl import LARGEST, LEAST_QUALITY, layer, said
-from replicator.metastore.transports.transport import (
-    FrameError,
-    Layer,
-    Quality,
-    Status,
-    Unlayered,
-    frame,
-    message,
-    read_message,
-)
+from replicator.metastore.sasl import LARGEST, LEAST_QUALITY, layer, said
+from replicator.metastore.transport import FrameError, Layer, Quality, Status, Unlayered, frame, message, read_message
 
 # ---- channel ---------------------------------------------------------------------------------------------------------
 # A connection as used by the relay: plain bytes, independent of TLS, SASL or frames on the wire.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from replicator.captures.gateways.messages import EXCEPTION, PROTOCOL_ERROR, Garbage, application_error, parse_header
 from replicator.errors import ConfigError
-from replicator.metastore.transports.transport import Status, frame, message
+from replicator.metastore.transport import Status, frame, message
 
 _PRINCIPAL = re.compile(r"([^/@]+)(?:/([^/@]+))?@([^/@]+)")
 _USER = re.compile(r"[\w.$-]+", re.ASCII)

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from cmroot.digest_md5 import DigestLayer, parsed
+from cmroot.authentication import DigestLayer, parsed
 from replicator.captures.gateways.auth.door import NotAdmitted
 from replicator.captures.gateways.auth.local_names import LocalNames, NoLocalUser
-from replicator.metastore.transports.sasl import DIGEST_URI, REALM, counted
-from replicator.metastore.transports.transport import Layer, Quality, Unlayered
+from replicator.metastore.sasl import DIGEST_URI, REALM, counted
+from replicator.metastore.transport import Layer, Quality, Unlayered
 
 MECHANISM = "DIGEST-MD5"
 KIND = b"HIVE_DELEGATION_TOKEN"

@@ -20,7 +20,7 @@ from cmroot.store.listing import FileState
 from cmroot.store.place import join, normal
 from replicator.core.model import Table
 from replicator.core.not_replicated import Rows
-from replicator.core.text.quantity import time_text
+from replicator.core.text import time_text
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.options import RetainOptions
 from replicator.lifecycle.purge.partitions import Look, Part, is_data, look_at, parts_of

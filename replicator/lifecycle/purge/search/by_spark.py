@@ -19,7 +19,7 @@ from cmroot.store.place import join
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
 from replicator.core.spark import counted
-from replicator.core.text.sql_text import quoted_text
+from replicator.core.text import quoted_text
 from replicator.lifecycle.purge.onboarding import Onboarded, data_columns
 from replicator.lifecycle.purge.partition_rewrite import Staged, Staging
 from replicator.lifecycle.purge.partitions import is_data, look_at

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import Error, FormatError
 from cmroot.store.place import Place, is_local, join, local_path, located
 from replicator.core.engine import AutoEngine
-from replicator.core.text.sql_text import SETTINGS, quoted_name, scalar_type
+from replicator.core.text import SETTINGS, quoted_name, scalar_type
 from replicator.errors import Refused
 from replicator.lifecycle.purge.partition_rewrite import Staging
 from replicator.lifecycle.purge.partitions import is_data

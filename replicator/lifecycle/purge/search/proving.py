@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from cmroot.store.place import join, normal
-from replicator.core.text.sql_text import quoted_name
+from replicator.core.text import quoted_name
 from replicator.lifecycle.purge.copies import is_below
 from replicator.lifecycle.purge.onboarding import Onboarded, data_columns, is_sparks
 from replicator.lifecycle.purge.partition_rewrite import Staging

@@ -19,7 +19,7 @@ from replicator.core.cluster import hint_of
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Storage, Table
 from replicator.core.spark import planned
-from replicator.core.text.sql_text import quoted_name, scalar_type
+from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
 from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.partitions import Looked, Part, looks_tasks, run_looks_task

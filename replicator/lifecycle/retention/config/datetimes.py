@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from replicator.core.text.quantity import Period, parse_period
+from replicator.core.text import Period, parse_period
 
 DEFAULT_ZONE = "America/Los_Angeles"
 """The zone if none is set: Gobblin's default, which existing stores rely on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from replicator.core.text.quantity import Period
+from replicator.core.text import Period
 from replicator.lifecycle.retention.config.class_names import RETENTIONS, known
 from replicator.lifecycle.retention.config.config_store import Settings
 from replicator.lifecycle.retention.config.datetimes import fixed, parse_lookback

@@ -22,8 +22,8 @@ from thrift.transport.TTransport import TMemoryBuffer
 from cmroot.errors import FormatError
 from cmroot.names import HINT, foreign
 from replicator.core.model import Serde, Value
-from replicator.metastore.convert import objects
-from replicator.metastore.convert.objects import HOMES, OBJECTS, PARTS, Kind, text_map
+from replicator.metastore import objects
+from replicator.metastore.objects import HOMES, OBJECTS, PARTS, Kind, text_map
 
 # ---- tjson -----------------------------------------------------------------------------------------------------------
 # thrift's TJSON form of a value, driven by `thrift_spec`: the form of `extra`, of privileges and of column statistics.

@@ -3,10 +3,8 @@
 A row is the attribute, the id of its field in the thrift struct, and its kind. Name and type of the field are those of
 the struct's own description. A field that is set and has no row is stored in the attribute `extra`, if the class has
 it. An unset field is read as the attribute's default, and None is not sent: a field of newer servers only requires a
-row.
-
-Null maps and lists are read as empty ones. A key whose value is null is omitted from a map: the metastore cannot store
-it, and thrift's encoder cannot send it.
+row. Null maps and lists are read as empty ones. A key whose value is null is omitted from a map: the metastore cannot
+store it, and thrift's encoder cannot send it.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
 
-import replicator.metastore.convert.fields  # noqa: F401  the structs must be extended before one is described
+import replicator.metastore.fields  # noqa: F401  the structs must be extended before one is described
 from cmroot.errors import FormatError
 from cmroot.names import HINT
 from replicator.core.model import (

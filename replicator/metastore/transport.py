@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from thrift.transport.TTransport import CReadableTransport, TTransportBase, TTransportException
 
-from cmroot.digest_md5 import FrameError as FrameError
+from cmroot.authentication import FrameError as FrameError
 from replicator.core.connections import MetastoreConfig, read_secret
 from replicator.errors import IdentityRefused, NotAMetastore
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from cmroot.store.hdfs.authentication import (
+from cmroot.authentication import (
     delimited,
     fields,
     hadoop_settings,

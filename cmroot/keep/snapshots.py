@@ -1,28 +1,117 @@
-"""Snapshot: an HDFS snapshot retains files that are removed later; only the snapshot that has a file is recorded.
+"""Snapshots of HDFS: they retain files that are removed later; only the snapshot that has a file is recorded.
 
 A file is in the snapshot in which it was found, and in all later ones until it is removed. So a snapshot may be deleted
 when a later one exists and no file removed between them is required any more (`cmroot.expire.bucket_versions`).
+Snapshots are created, deleted and compared by WebHDFS; errors are OSErrors with the NameNode's reason. Only of a
+directory that an administrator has allowed (`hdfs dfsadmin -allowSnapshot`), its owner can create one.
 """
 
 from __future__ import annotations
 
 import errno
+import http.client
 import os
 import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple
+from xml.etree import ElementTree
 
 import msgspec
 
+from cmroot.authentication import open_url
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.keep.content import Kept
-from cmroot.keep.objects import keep_object, read_object
+from cmroot.keep.remote_files import keep_object, read_object
 from cmroot.root import open_existing
-from cmroot.store.hdfs.snapshots import DIRECTORY, create_snapshot, delete_snapshot
+from cmroot.store.hdfs_checksums import PATIENCE, ask, web_addresses
 from cmroot.store.listing import FileState, file_state
 from cmroot.store.place import Place, join
 from cmroot.store.spelling import normal, split_authority, upwards
+
+DIRECTORY = ".snapshot"
+
+CAPTURES_OPEN = "dfs.namenode.snapshot.capture.openfiles"
+"""If this is not true, a file that is open for writing during a snapshot has in the snapshot also the data written
+later, so the diff to the next snapshot does not list it."""
+
+_ABSENT = ("the snapshot does not exist", "Cannot find the snapshot", "is not a snapshottable directory")
+_REPLACED = "\ufffd"  # a byte of a name that is not text
+
+
+class Difference(NamedTuple):
+    """One difference. kind: CREATE, DELETE, MODIFY or RENAME; entries below a directory that was created, deleted or
+    renamed are not listed. Paths are absolute; `target`: of a rename."""
+
+    kind: str
+    path: str
+    target: str = ""
+
+
+def snapshottable(store: str) -> list[str]:
+    """Returns the directories of a store (`hdfs://...`) of which this user may create snapshots, as absolute paths."""
+    found = ask(join(store, "/"), "GETSNAPSHOTTABLEDIRECTORYLIST").get("SnapshottableDirectoryList") or ()
+    return [f"{each['parentFullPath'].rstrip('/')}/{each['dirStatus']['pathSuffix']}" for each in found]
+
+
+def create_snapshot(directory: str, name: str) -> None:
+    """Raises FileNotFoundError without the directory; OSError if it is not snapshottable, or has too many snapshots."""
+    ask(directory, "CREATESNAPSHOT", "PUT", snapshotname=name)
+
+
+def delete_snapshot(directory: str, name: str) -> None:
+    """Deletes a snapshot. May run twice: a missing snapshot or directory is not an error."""
+    try:
+        ask(directory, "DELETESNAPSHOT", "DELETE", snapshotname=name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if not any(each in str(error) for each in _ABSENT):
+            raise
+
+
+def differences(directory: str, old: str, new: str = "") -> list[Difference]:
+    """Returns the differences from one snapshot to another, or to the present. The NameNode scans everything below.
+
+    A file that was truncated and rewritten in place to the same length is not listed; no table format does that.
+    """
+    answer = ask(directory, "GETSNAPSHOTDIFF", oldsnapshotname=old, snapshotname=new)
+    top = split_authority(normal(directory))[1] or "/"
+    try:
+        report = answer["SnapshotDiffReport"]
+        asked_for = (report["snapshotRoot"], report["fromSnapshot"], report["toSnapshot"]) == (top, old, new)
+        found = [_difference(top, each) for each in report["diffList"]]
+    except (KeyError, TypeError) as error:
+        raise OSError(errno.EIO, f"WebHDFS: no snapshot diff: {error!r} is missing", directory) from None
+    if not asked_for or any(_REPLACED in each.path + each.target for each in found):
+        raise OSError(errno.EIO, "WebHDFS: a snapshot diff of other snapshots, or names that are not text", directory)
+    return found
+
+
+def captures_open_files(store: str) -> bool:
+    """Returns True if snapshots freeze open files: all NameNodes that respond report so (`/conf`), at least one."""
+    said = []
+    for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
+        try:
+            with open_url(f"{address}/conf?name={CAPTURES_OPEN}", "GET", PATIENCE) as answer:
+                found = ElementTree.fromstring(answer.read()).findtext("property/value", "")
+        except (OSError, http.client.HTTPException, ElementTree.ParseError):
+            continue
+        said.append(found.strip() == "true")
+    return bool(said) and all(said)
+
+
+def _difference(top: str, said: dict[str, Any]) -> Difference:
+    target = said.get("targetPath")
+    return Difference(said["type"], _absolute(top, said["sourcePath"]), _absolute(top, target) if target else "")
+
+
+def _absolute(top: str, path: str) -> str:
+    return f"{top.rstrip('/')}/{path}" if path else top
+
+
+# ---- the keeper ------------------------------------------------------------------------------------------------------
+
 
 MARK = "hdfs-snapshot:"
 """The prefix of a `version` in a snapshot: `hdfs-snapshot:<name>:<modification time in ns>@<its directory>`."""

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from hmsclient.genthrift.hive_metastore import ttypes
 
-import replicator.metastore.convert.fields  # noqa: F401  adds structs
+import replicator.metastore.fields  # noqa: F401  adds structs
 from cmroot.errors import FormatError
 from cmroot.names import HINT
 from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY_KEY, UNIQUE, Constraint
-from replicator.metastore.convert import codecs
+from replicator.metastore import codecs
 
 Name = tuple[str, str]
 

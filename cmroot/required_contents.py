@@ -1,11 +1,13 @@
-"""Checking that every required content is retained: those of the current source, of a slot, of a hold. Missing or
-damaged bytes are looked up at the location they came from.
+"""The check that every required content is retained: those of the current source, of a slot, of a hold.
 
-Dumps are not checked: they require theirs for as long as the retention of an expiry, which is unknown here.
+Missing or damaged bytes are looked up at the location they came from. Dumps are not checked: they require theirs for as
+long as the retention of an expiry, which is unknown here. Also the results of checking a root: findings, the kinds of
+them that are damage, and the bounded list of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -14,7 +16,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cmroot.check.finding import FINDINGS, RootFinding, RootFindings
 from cmroot.errors import Error
 from cmroot.expire.retention import GOING, IN_FILES, MISSING, VERSION, kept
 from cmroot.keep.content import content_name, locate
@@ -24,6 +25,68 @@ from cmroot.log.references import Grouping
 from cmroot.pins import Pins, read_pins
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import join, located
+
+# ---- findings --------------------------------------------------------------------------------------------------------
+
+
+FINDINGS = 1000
+"""The maximum number of findings listed individually; the others are counted."""
+
+DAMAGE = frozenset({"damaged", "missing", "misplaced", "unreadable", "segment", "log", "pin", "version"})
+"""The kinds that require action. The others are `leftover`, `right` and `stray`."""
+
+Content = tuple[str, int]
+
+
+class RootFinding(msgspec.Struct, frozen=True):
+    """One problem: its object, what is wrong with it, and how to repair it. `needed_by`: who requires the bytes
+    (`live`: the source has them now)."""
+
+    kind: str
+    what: str
+    found: str
+    repair: str
+    needed_by: str = ""
+
+
+class RootFindings:
+    """The findings so far: the number of all, the first ones, and the damaged entries among them by the content that
+    their name indicates, so that details can be added later."""
+
+    def __init__(self, limit: int) -> None:
+        self.damaged: dict[Content, RootFinding] = {}
+        self._limit = limit
+        self._counts: Counter[str] = Counter()
+        self._first: list[RootFinding] = []
+
+    def add(self, finding: RootFinding) -> None:
+        self._counts[finding.kind] += 1
+        if len(self._first) < self._limit:
+            self._first.append(finding)
+
+    def add_damaged(self, content: Content, finding: RootFinding) -> None:
+        self._counts[finding.kind] += 1
+        if len(self.damaged) < self._limit:
+            self.damaged[content] = finding
+
+    def add_untold(self, kind: str, count: int) -> None:
+        """Adds findings of which only the number is known."""
+        if count:
+            self._counts[kind] += count
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(sorted(self._counts.items()))
+
+    def reported(self) -> list[RootFinding]:
+        """Returns the most severe first, up to the limit."""
+        every = [*self._first, *self.damaged.values()]
+        every.sort(key=lambda finding: (finding.kind not in DAMAGE, finding.kind, finding.what))
+        return every[: self._limit]
+
+
+# ---- required contents -----------------------------------------------------------------------------------------------
+
 
 # ---- alternate sources -----------------------------------------------------------------------------------------------
 # Alternate sources of a content that is missing from `files/`: the location it came from, or a version in its bucket.

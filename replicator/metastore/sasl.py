@@ -1,4 +1,4 @@
-"""Kerberos: tickets from a keytab or a ticket cache, and SASL GSSAPI (RFC 4752) with them.
+"""SASL of metastore connections: Kerberos (GSSAPI, RFC 4752), and passwords and tokens (PLAIN, DIGEST-MD5).
 
 A keytab's tickets are stored in memory and acquired again once half of their lifetime is over; a ticket cache is read
 at each connection, and renewed by `kinit -R` while it can be.
@@ -17,10 +17,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from cmroot.digest_md5 import CIPHER, DigestLayer, parsed, replied
+from cmroot.authentication import CIPHER, DigestLayer, parsed, replied
 from replicator.core.connections import MetastoreConfig, read_secret
 from replicator.errors import ConfigError, IdentityRefused, MetastoreError, NotAMetastore, NotAuthenticated, UsageError
-from replicator.metastore.transports.transport import (
+from replicator.metastore.transport import (
     FrameError,
     Layer,
     Quality,

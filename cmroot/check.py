@@ -1,6 +1,6 @@
-"""The check of an entire root: what is checked, in which order.
+"""Checks of a root: retained files against their names, the log against its markers, required contents.
 
-The work runs on an engine; the driver holds numbers and the first findings.
+Defines what is checked, in which order. The work runs on an engine; the driver holds numbers and the first findings.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Any
 
 import msgspec
 
-from cmroot.check.finding import DAMAGE, FINDINGS, RootFinding, RootFindings
-from cmroot.check.required_contents import Workers, check_needed
 from cmroot.errors import UNREADABLE, FormatError, Superseded
 from cmroot.keep.content import content_name, locate
 from cmroot.log.captured import Segment, finished, segments
 from cmroot.pins import Pins, read_pins
+from cmroot.required_contents import DAMAGE, FINDINGS, RootFinding, RootFindings, Workers, check_needed
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import PREFIXES, content_of, list_entries
 from cmroot.store.place import Place, join
+
+__all__ = ["DAMAGE", "Checked", "RootFinding", "Workers", "check"]
+
 
 # ---- entries ---------------------------------------------------------------------------------------------------------
 # Checking the entries of `files/`: that the content of each matches its name. One task per prefix; reads only.

@@ -1,1 +1,0 @@
-"""HDFS: its client and its store."""

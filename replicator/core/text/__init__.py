@@ -1,1 +1,0 @@
-"""Parsing and formatting: names, quantities, Java properties, SQL, filters."""

@@ -1,1 +1,0 @@
-"""Conversion of metastore objects from and to thrift, and from the JSON of events."""

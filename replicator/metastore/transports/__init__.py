@@ -1,1 +1,0 @@
-"""Transports of metastore connections: TLS, SASL, HTTP and frames below the thrift protocol."""
