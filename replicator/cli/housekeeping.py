@@ -38,8 +38,8 @@ from replicator.commands.housekeeping import (
 )
 from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.item_queries import ItemPage, ItemsChanged
-from replicator.lifecycle.housekeeping.items import iso
 from replicator.lifecycle.housekeeping.run import Followed
+from replicator.lifecycle.housekeeping.store import iso
 
 # ---- housekeeping items ----------------------------------------------------------------------------------------------
 # `replicator housekeeping ls`, `cancel` and `rearm`: items, one by one.

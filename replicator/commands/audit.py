@@ -13,6 +13,7 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment, Positive
 from replicator.errors import UsageError
 from replicator.lifecycle.removal.audit import AuditShown, show_audit, who
+from replicator.lifecycle.removal.job import BroughtBack, bring_back
 from replicator.lifecycle.removal.removal import (
     LegalHold,
     LegalHoldChanged,
@@ -21,7 +22,6 @@ from replicator.lifecycle.removal.removal import (
     all_holds,
     release_hold,
 )
-from replicator.lifecycle.removal.remove import BroughtBack, bring_back
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.item_queries import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
 from replicator.lifecycle.housekeeping.run import Followed, Housekeeping, alone, copy_of, follow, opened, time_of
 from replicator.lifecycle.housekeeping.run import RunOptions as Wanted
+from replicator.lifecycle.housekeeping.schedule import Vacuumed, VacuumPlan
+from replicator.lifecycle.housekeeping.schedule import vacuum as vacuum_table
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
-from replicator.lifecycle.housekeeping.vacuum import Vacuumed, VacuumPlan
-from replicator.lifecycle.housekeeping.vacuum import vacuum as vacuum_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from replicator.commands.base import Options, Where, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.config import parse_settings
-from replicator.lifecycle.retention.config.config_store import ConfigStore
+from replicator.lifecycle.retention.config_store import ConfigStore
 from replicator.lifecycle.retention.datasets import Explained, explain_job, explain_key
-from replicator.lifecycle.retention.job_file import JobFile, read_job
+from replicator.lifecycle.retention.job_configuration import JobFile, read_job
 from replicator.lifecycle.retention.plan import PlannedItem, RetentionRun
 from replicator.lifecycle.retention.run import Retention
 

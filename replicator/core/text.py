@@ -246,7 +246,7 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
-def decoded(data: bytes) -> str:
+def decode_properties(data: bytes) -> str:
     """Decodes a file: as UTF-8, as Gobblin does, or else as ISO-8859-1, as Java does."""
     try:
         return data.decode("utf-8-sig")
@@ -254,7 +254,7 @@ def decoded(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-def entries(text: str) -> Iterator[tuple[str, str, int]]:
+def property_entries(text: str) -> Iterator[tuple[str, str, int]]:
     """Yields keys, values and their first lines: `key=value`, `key: value` or `key value`, comments with `#` or `!`,
     with escapes decoded and lines continued after a backslash. Raises ValueError naming the line."""
     lines = enumerate(_LINE_END.split(text), 1)

@@ -25,13 +25,12 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.spark import SparkEngine
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.clean import plan
-from replicator.lifecycle.housekeeping.items import Item
 from replicator.lifecycle.housekeeping.settings import THREE_DAYS, UNREFERENCED, LifecycleDefaults
-from replicator.lifecycle.housekeeping.store import PAGE, ItemStore, store_url
+from replicator.lifecycle.housekeeping.store import PAGE, Item, ItemStore, store_url
 from replicator.lifecycle.removal.audit import begin_audit
+from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.lifecycle.removal.removal import Limits
-from replicator.lifecycle.removal.remove import Remover
 from replicator.metastore.thrift import connect
 
 ITEMS = {"full": (1_000_000,), "small": (20_000, 100_000)}

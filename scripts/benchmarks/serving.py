@@ -30,9 +30,8 @@ from sqlalchemy import insert
 from benchmarks.measure import Outcome, quantile
 from cmroot.root import create_or_open
 from replicator.core.config import Config, read_config
-from replicator.lifecycle.housekeeping.items import Item
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED
-from replicator.lifecycle.housekeeping.store import ItemStore, item, to_row
+from replicator.lifecycle.housekeeping.store import Item, ItemStore, item, to_row
 from replicator.policies.memory import Memory, Run, iso
 from replicator.service.jobs import jobs_of
 from replicator.service.schema import lag_sample

@@ -19,9 +19,9 @@ from pyarrow import orc
 from record_files import SequenceFile
 
 from replicator.core.model import Column
+from replicator.lifecycle.purge import spark_work
+from replicator.lifecycle.purge.ids import ColumnsTask, run_columns_task
 from replicator.lifecycle.purge.run import Purged
-from replicator.lifecycle.purge.search import by_spark, proving
-from replicator.lifecycle.purge.search.ids import ColumnsTask, run_columns_task
 
 pytestmark = pytest.mark.removals
 
@@ -283,13 +283,12 @@ def test_a_reader_that_takes_ids_for_others_is_found_out(
         f"CREATE TABLE {db}.t (v STRING, id BIGINT) STORED AS RCFILE TBLPROPERTIES ({DESCRIPTOR})",
         f"INSERT INTO {db}.t SELECT 'v', id FROM range(0, 200, 1, 1)",
     )
-    before, right = warehouse.rows(f"{db}.t"), by_spark.by_serde
+    before, right = warehouse.rows(f"{db}.t"), spark_work.by_serde
 
     def wrong(*arguments: Any) -> Any:
         return right(*arguments).selectExpr("v", "CASE id WHEN 10 THEN 11L WHEN 21 THEN 20L ELSE id END AS id")
 
-    monkeypatch.setattr(by_spark, "by_serde", wrong)
-    monkeypatch.setattr(proving, "by_serde", wrong)
+    monkeypatch.setattr(spark_work, "by_serde", wrong)
     done = warehouse.purge(warehouse.root(db), warehouse.ids, db)
     (unit,) = done.tables[0].units
     assert (done.status, unit["reason"]) == ("partial", "of 2 ids Spark found other numbers of rows than were left out")

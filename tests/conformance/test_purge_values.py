@@ -13,7 +13,7 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.lifecycle.purge.rewrite.formats import format_of
-from replicator.lifecycle.purge.rewrite.id_fields import identify
+from replicator.lifecycle.purge.rewrite.line_files import identify
 from replicator.lifecycle.purge.rewrite.text_values import NONE, canonical
 
 pytestmark = pytest.mark.removals

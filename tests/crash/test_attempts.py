@@ -31,9 +31,9 @@ from replicator.lifecycle.purge.rewrite.formats import FileFormat
 from replicator.lifecycle.purge.rewrite.rewrite_task import FilesTask, FileWork, run_files_task
 from replicator.lifecycle.purge.rewrite.rewrite_task import sweep_staging as sweep_purge
 from replicator.lifecycle.removal.audit import begin_audit
+from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.live import LiveLocations, LiveReference
 from replicator.lifecycle.removal.removal import Limits, Removal
-from replicator.lifecycle.removal.remove import Remover
 from replicator.replay.apply.transfer import CloneTask, run_clone_task
 from replicator.replay.apply.work import RecycleTask, run_recycle_task
 from replicator.replay.copy.copy_task import run_copy_task

@@ -20,7 +20,7 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.runtime import Runtime
-from replicator.lifecycle.retention.job_file import read_job
+from replicator.lifecycle.retention.job_configuration import read_job
 from replicator.lifecycle.retention.run import Retention
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

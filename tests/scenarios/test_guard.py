@@ -30,7 +30,7 @@ from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.lifecycle.removal.audit import begin_audit, read_audit
-from replicator.lifecycle.removal.job import Job, Removals
+from replicator.lifecycle.removal.job import Job, Removals, Remover, bring_back
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.lifecycle.removal.removal import (
     LegalHold,
@@ -42,7 +42,6 @@ from replicator.lifecycle.removal.removal import (
     refuse_excess,
     release_hold,
 )
-from replicator.lifecycle.removal.remove import Remover, bring_back
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import Role, RoleMark, set_role
 

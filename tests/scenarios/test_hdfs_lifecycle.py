@@ -26,9 +26,9 @@ from restore_fixture import RestoreFixture, differences, restore, restore_argume
 from waiting import pause
 
 from cmroot.root import create_or_open, open_existing
-from replicator.lifecycle.purge.backups.restore import restore_backup
+from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.certify import Certificate, Replica
-from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions
+from replicator.lifecycle.purge.settings import BackupRestoreSettings, PurgeOptions
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 

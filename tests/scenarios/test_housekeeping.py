@@ -539,7 +539,7 @@ def test_a_metastore_that_goes_away_after_a_drop_leaves_nothing_behind(
 def test_failures_are_tried_again_ever_later_and_given_up_at_last(
     fixture: LifecycleFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import replicator.lifecycle.removal.remove as remove
+    from replicator.lifecycle.removal import job as remove
 
     fixture.table("t", properties=UNREFERENCED)
     fixture.table("u", properties=UNREFERENCED)

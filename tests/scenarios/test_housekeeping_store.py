@@ -16,7 +16,6 @@ from replicator.core.model import VIEW, Table
 from replicator.core.text import parse_period
 from replicator.errors import FormatError, UsageError
 from replicator.lifecycle.housekeeping import writing
-from replicator.lifecycle.housekeeping.items import DELETED, Item, iso
 from replicator.lifecycle.housekeeping.settings import (
     DEFAULT_EVENTS,
     EXPIRED,
@@ -24,7 +23,7 @@ from replicator.lifecycle.housekeeping.settings import (
     LifecycleDefaults,
     read_settings,
 )
-from replicator.lifecycle.housekeeping.store import HEAD, ItemStore, item, store_url
+from replicator.lifecycle.housekeeping.store import DELETED, HEAD, Item, ItemStore, iso, item, store_url
 
 DAY = 86_400
 P1D = parse_period("P1D")

@@ -15,9 +15,9 @@ from replicator.cli.logs import begin_logging, end_logging, lines_on_stdout
 from replicator.core.logging import LogConfig, Watch
 from replicator.core.runtime import Silent
 from replicator.errors import ObjectNotFound
-from replicator.lifecycle.purge.backups.backups import backups
-from replicator.lifecycle.purge.backups.restore import restore_backup
-from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
+from replicator.lifecycle.purge.backup_actions import restore_backup
+from replicator.lifecycle.purge.backups import backups
+from replicator.lifecycle.purge.settings import BackupRestoreSettings, RetainOptions
 
 pytestmark = pytest.mark.removals
 

@@ -12,8 +12,8 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 
+from replicator.lifecycle.purge import spark_work
 from replicator.lifecycle.purge.rewrite import rewrite_task
-from replicator.lifecycle.purge.search import proving
 
 pytestmark = pytest.mark.removals
 
@@ -90,7 +90,7 @@ def test_a_row_that_was_changed_is_found_in_every_format(warehouse: Warehouse, w
 def test_many_files_of_a_partition_are_read_as_its_directory(
     warehouse: Warehouse, wrong: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proving, "FEW", 0)
+    monkeypatch.setattr(spark_work, "FEW", 0)
     warehouse.sql(
         "CREATE DATABASE many",
         f"CREATE TABLE many.t (id INT, v STRING) STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
@@ -108,7 +108,7 @@ def test_a_hash_tells_every_null_and_no_order_of_a_map(warehouse: Warehouse) -> 
 
     def hashes(*values: str) -> int:
         rows = warehouse.session.sql(" UNION ALL ".join(f"SELECT {value} AS c" for value in values))
-        rows = rows.selectExpr(f"xxhash64({proving._with_nulls('c', rows.schema.fields[0].dataType, 0)})")
+        rows = rows.selectExpr(f"xxhash64({spark_work._with_nulls('c', rows.schema.fields[0].dataType, 0)})")
         return len({tuple(row) for row in rows.collect()})
 
     assert hashes("map('b', array(1, null), 'a', null)", "map('a', null, 'b', array(1, null))") == 1
@@ -125,4 +125,4 @@ def test_what_is_compared_of_a_directory_is_the_sum_of_its_files() -> None:
         {"/c/1": (2, 49, 0), "/c/2": (0, 0, 0), "/c/3": (1, 1, 700)},
     )
     found = old | new | {"/ab/1": (9, 9, 9)}
-    assert proving._below(found, "/a") == proving._below(found, "/c") == (3, 50, 700)
+    assert spark_work._below(found, "/a") == spark_work._below(found, "/c") == (3, 50, 700)

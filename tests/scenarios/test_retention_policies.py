@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from replicator.errors import ConfigError
 from replicator.lifecycle.retention.access import parse_mode
-from replicator.lifecycle.retention.config.config_store import Settings
-from replicator.lifecycle.retention.config.datetimes import Unreadable, date_pattern, fixed, parse_lookback
-from replicator.lifecycle.retention.config.hocon.hocon_values import resolve
-from replicator.lifecycle.retention.config.hocon.parse import parse
-from replicator.lifecycle.retention.config.older_policies import retention_policy
+from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.dataset_versions import TIME, Found, Pair, Version, glob
 from replicator.lifecycle.retention.hive_tables import parse_names
-from replicator.lifecycle.retention.selection_policies import Policy, selection_policy
+from replicator.lifecycle.retention.hocon_parser import parse
+from replicator.lifecycle.retention.hocon_values import resolve
+from replicator.lifecycle.retention.job_configuration import Unreadable, date_pattern, fixed, parse_lookback
+from replicator.lifecycle.retention.policies import Policy, retention_policy, selection_policy
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ANGELES = ZoneInfo("America/Los_Angeles")

@@ -22,7 +22,7 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Column, Partition, Storage, Table
-from replicator.lifecycle.removal import remove
+from replicator.lifecycle.removal import job
 from replicator.metastore.thrift import ThriftMetastore
 
 pytestmark = pytest.mark.removals
@@ -321,7 +321,7 @@ def test_a_root_at_work_is_named_where_a_killed_run_may_have_taken_files(
 ) -> None:
     db.dated("orders", 1, 4)
     assert run_with(Fault("after", "rename", "incoming/recycle-"), db.arguments("--set", DELETES)).killed
-    monkeypatch.setattr(remove, "PATIENCE", timedelta(0))
+    monkeypatch.setattr(job, "PATIENCE", timedelta(0))
     with acquire(db.cmroot, "load"):
         busy = db.run("--set", DELETES)
     assert busy["dropped"] == 1 and any("a killed run may have taken" in each for each in busy["warnings"])

@@ -16,10 +16,9 @@ from replicator.core.model import Table
 from replicator.core.runtime import Runtime
 from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.item_queries import Filter, list_items
-from replicator.lifecycle.housekeeping.items import Item
 from replicator.lifecycle.housekeeping.run import Housekeeping, RunOptions
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
-from replicator.lifecycle.housekeeping.store import ItemStore, store_url
+from replicator.lifecycle.housekeeping.store import Item, ItemStore, store_url
 from replicator.lifecycle.removal.audit import AuditRow, read_audit
 from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.client import Metastore

@@ -15,7 +15,7 @@ from purge_readers import output, rows_of
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.core.model import DEFAULT_PARTITION, partition_spec
-from replicator.lifecycle.purge.partitions import parts_of
+from replicator.lifecycle.purge.table_files import parts_of
 
 PEOPLE, GONE = 40, 6
 VALUES = ("a:b", "a%3Ab", "a/b", "a=b", "it's", "50%", "a#b", "a?b", "a b", "ä", "plain", "{c}*", None)

@@ -14,10 +14,10 @@ from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.runtime import Runtime, Silent
 from replicator.core.spark import SparkEngine, hive_settings
-from replicator.lifecycle.purge.backups.retain import Retain, Retained
+from replicator.lifecycle.purge.backup_actions import Retain, Retained
 from replicator.lifecycle.purge.certify import Certificate, Replica, certify
-from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.run import Purge, Purged
+from replicator.lifecycle.purge.settings import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from replicator.cli.main import run as command
 from replicator.errors import ConfigError
-from replicator.lifecycle.retention.config.config_store import ConfigStore, text_of
-from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Items, Scalar, Value, merge_fields, resolve
-from replicator.lifecycle.retention.config.hocon.parse import parse
-from replicator.lifecycle.retention.job_file import read_job
+from replicator.lifecycle.retention.config_store import ConfigStore, text_of
+from replicator.lifecycle.retention.hocon_parser import parse
+from replicator.lifecycle.retention.hocon_values import Fields, Items, Scalar, Value, merge_fields, resolve
+from replicator.lifecycle.retention.job_configuration import read_job
 
 
 def plain(value: Value) -> Any:

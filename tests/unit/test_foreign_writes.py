@@ -14,8 +14,8 @@ from replicator.errors import ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.foreign_writes import foreign_writes, published_of
 from replicator.ingestion.landing.publishing import Landed, publish
-from replicator.lifecycle.purge.partitions import Part, new_location
 from replicator.lifecycle.purge.swapping import Figures, purged
+from replicator.lifecycle.purge.table_files import Part, new_location
 
 ASSET = Asset(name="crm", owner="olga", sources=("crm",))
 WRITTEN, SEAL = "replicator.ingestion.written", "replicator.ingestion.seal"

@@ -12,7 +12,7 @@ from replicator.core.text import SETTINGS, quoted_name, quoted_text
 from replicator.errors import SourceRefused
 from replicator.ingestion.files.description import Description, fitted, read_as, types_of
 from replicator.ingestion.reading.source_errors import give_drivers
-from replicator.lifecycle.purge.search.ids import hadoop_place
+from replicator.lifecycle.purge.ids import hadoop_place
 
 DAY = "day"
 """The column, or the partition key, of rows from a directory for each day."""

@@ -40,7 +40,7 @@ from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken,
 from replicator.ingestion.reading.figures import Figures
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import ForeignKey, SourceColumn, SourceTable
-from replicator.lifecycle.purge.search.ids import hadoop_place
+from replicator.lifecycle.purge.ids import hadoop_place
 from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
 

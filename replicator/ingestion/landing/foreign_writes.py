@@ -23,8 +23,8 @@ from replicator.errors import ObjectNotFound
 from replicator.ingestion.landing.file_steps import DAY_KEY
 from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
 from replicator.lifecycle.housekeeping.settings import REMOVE_EXPIRED
-from replicator.lifecycle.purge.partitions import SIBLING
 from replicator.lifecycle.purge.swapping import WRITTEN
+from replicator.lifecycle.purge.table_files import SIBLING
 from replicator.metastore.client import Metastore
 
 FEW = 5

@@ -45,7 +45,7 @@ from replicator.ingestion.reading.figures import Figures, differences, landed_fi
 from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
-from replicator.lifecycle.purge.search.ids import hadoop_place
+from replicator.lifecycle.purge.ids import hadoop_place
 from replicator.metastore.client import Metastore
 
 SETTLED = 900.0

@@ -16,7 +16,7 @@ from replicator.core.text import SETTINGS, quoted_name, scalar_type
 from replicator.ingestion.ingestion_request import Asset, Format
 from replicator.ingestion.landing.landing_log import sizes_of
 from replicator.ingestion.landing.landing_schema import RowsRefused
-from replicator.lifecycle.purge.search.ids import hadoop_place, split_ids, value_of
+from replicator.lifecycle.purge.ids import hadoop_place, split_ids, value_of
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,20 @@ from replicator.core.engine import AutoEngine
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.lifecycle.housekeeping import writing
-from replicator.lifecycle.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
 from replicator.lifecycle.housekeeping.schedule import UNCAPTURED, Going, Staying, decide, look
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
-from replicator.lifecycle.housekeeping.store import PAGE, ItemStore
-from replicator.lifecycle.removal.job import Removals
+from replicator.lifecycle.housekeeping.store import (
+    DELETED,
+    EXHAUSTED,
+    FAILED,
+    MAX_ATTEMPTS,
+    PAGE,
+    SCHEDULED,
+    Item,
+    ItemStore,
+)
+from replicator.lifecycle.removal.job import Removals, Remover, measured
 from replicator.lifecycle.removal.removal import Refusal, Removal
-from replicator.lifecycle.removal.remove import Remover, measured
 from replicator.metastore.client import Metastore, MetastoreReader
 
 # ---- housekept -------------------------------------------------------------------------------------------------------

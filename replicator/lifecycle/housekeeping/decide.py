@@ -17,7 +17,6 @@ from replicator.captures.events import record as kinds
 from replicator.captures.events.record import ChangeRecord
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.text import Period
-from replicator.lifecycle.housekeeping.items import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
 from replicator.lifecycle.housekeeping.settings import (
     ALTER_PARTITION,
     ALTER_TABLE,
@@ -30,6 +29,7 @@ from replicator.lifecycle.housekeeping.settings import (
     LifecycleSettings,
     read_settings,
 )
+from replicator.lifecycle.housekeeping.store import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
 from replicator.lifecycle.housekeeping.writing import NOT_ASKED, TABLES_STAY
 
 # ---- operations ------------------------------------------------------------------------------------------------------

@@ -16,19 +16,21 @@ from replicator.core.grouping import batched
 from replicator.core.not_replicated import Rows
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.lifecycle.housekeeping import writing
-from replicator.lifecycle.housekeeping.items import (
+from replicator.lifecycle.housekeeping.store import (
     ACTIVE,
     DISABLED,
     EXHAUSTED,
     FAILED,
     INVALID_CONFIG,
+    PAGE,
     SCHEDULED,
     SKIPPED,
     STATES,
     Item,
+    ItemStore,
+    item,
     slot_of,
 )
-from replicator.lifecycle.housekeeping.store import PAGE, ItemStore, item
 from replicator.lifecycle.removal.live import spelled
 
 COLUMNS = (

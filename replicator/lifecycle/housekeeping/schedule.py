@@ -1,4 +1,5 @@
-"""Scheduling: turns the captured log, from the store's position to its end, into items. Acts on the store only.
+"""Scheduling: turns the captured log, from the store's position to its end, into items; and unreferenced directories
+of one table, left before such data was recorded (vacuum). Acts on the store only.
 
 Items and position become durable in one transaction: a killed run schedules nothing twice, and misses nothing. The
 state of tables before each change is a fold of the log in an additional file, which is rebuilt if lost.
@@ -17,12 +18,15 @@ from sqlalchemy import Connection
 
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
-from cmroot.store.place import normal
+from cmroot.store.place import is_local, join, local_path, located, normal
 from replicator.captures.events.record import ChangeRecord, EventsRead
 from replicator.captures.fold import manifest_path, opened, read_records
 from replicator.captures.manifest import Manifest
+from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
-from replicator.errors import ObjectNotFound
+from replicator.core.not_replicated import Report
+from replicator.core.text import Period
+from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.decide import (
     Again,
@@ -38,10 +42,25 @@ from replicator.lifecycle.housekeeping.decide import (
     Switch,
     Trouble,
 )
-from replicator.lifecycle.housekeeping.items import DISABLED, SKIPPED, Item, iso
-from replicator.lifecycle.housekeeping.settings import EXPIRED, LifecycleDefaults, LifecycleSettings, read_settings
-from replicator.lifecycle.housekeeping.store import ItemStore
+from replicator.lifecycle.housekeeping.settings import (
+    EXPIRED,
+    UNREFERENCED,
+    LifecycleDefaults,
+    LifecycleSettings,
+    read_settings,
+)
+from replicator.lifecycle.housekeeping.store import (
+    ACTIVE_ONLY,
+    DISABLED,
+    FROM_VACUUM,
+    SKIPPED,
+    Item,
+    ItemStore,
+    iso,
+    item,
+)
 from replicator.lifecycle.housekeeping.writing import NOT_ASKED, TABLES_STAY
+from replicator.lifecycle.removal.live import LiveLocations
 from replicator.lifecycle.removal.removal import Removal, depth
 from replicator.metastore.client import MetastoreReader
 
@@ -320,3 +339,112 @@ def _removal(one: Item, what: str, *, drops: bool = False) -> Removal:
     else:
         reason = f"unreferenced since {iso(one.created)} (event {one.event}), kept {one.delay} until {iso(one.cleanup)}"
     return Removal(path=one.path, what=what, object=one.object, partition=one.partition, reason=reason, drops=drops)
+
+
+# ---- vacuum ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Vacuumed(Report):
+    """The report of a vacuum. directories: at the depth of the table's partitions; referred: those that are referenced;
+    waiting: those that are items already; paths: the others, which are items now."""
+
+    table: str
+    directories: int = 0
+    referred: int = 0
+    waiting: int = 0
+    scheduled: int = 0
+    paths: list[str] = field(default_factory=list)
+    status: str = "scheduled"
+
+
+@dataclass
+class VacuumPlan(Vacuumed):
+    """The plan of a vacuum, with the paths to schedule."""
+
+    status: str = "planned"
+    warnings: list[str] = field(default_factory=list)
+
+
+def vacuum(
+    metastore: MetastoreReader, store: ItemStore, db: str, name: str, period: Period, *, dry_run: bool = False
+) -> Vacuumed:
+    """Schedules directories at the depth of a table's partitions that are not partitions for removal after `period`,
+    under the lease. May run again. No process may be about to add partitions for them; those added before an item is
+    due are retained. Raises UsageError for a table without partitions, Refused for partitions at several depths."""
+    table = metastore.table(db, name)
+    done = (VacuumPlan if dry_run else Vacuumed)(f"{db}.{name}")
+    depth = _depth(metastore, table)
+    now = int(clocks.time())
+    with LiveLocations(metastore) as live:
+        for places in batched(_directories(table.location or "", depth), writing.CHUNK):
+            done.directories += len(places)
+            unused = [place for place in places if live.blocking(place) is None]
+            done.referred += len(places) - len(unused)
+            known = {one.place for one in store.find(ACTIVE_ONLY, item.c.place.in_(unused))}
+            done.waiting += len(known)
+            fresh = [_item(db, name, place, period, now) for place in unused if place not in known]
+            done.paths += [one.path for one in fresh]
+            if fresh and not dry_run:
+                with store.transaction() as work:
+                    done.scheduled += writing.put(work, fresh, period)
+    return done
+
+
+def _item(db: str, name: str, place: str, period: Period, now: int) -> Item:
+    """Returns a detached item: it does not require the table's properties."""
+    return Item(
+        lifecycle=UNREFERENCED,
+        db=db,
+        table=name,
+        path=place,
+        place=place,
+        created=now,
+        modified=now,
+        cleanup=period.end(now),
+        delay=period.text,
+        detached=True,
+        client=FROM_VACUUM,
+    )
+
+
+def _depth(metastore: MetastoreReader, table: Table) -> int:
+    """Returns how many levels below the table's directory its partitions are; those elsewhere do not count."""
+    if not table.is_partitioned or not table.location:
+        raise UsageError(f"{table.db}.{table.name} has no partitions", hint="only partitioned tables are vacuumed")
+    home = normal(table.location) + "/"
+    depths: set[int] = set()
+    for batch in metastore.all_partitions(table.db, table.name):
+        places = [normal(each.location) for each in batch if each.location]
+        depths |= {place[len(home) :].count("/") + 1 for place in places if place.startswith(home)}
+    if len(depths) > 1:
+        raise Refused(
+            f"{table.db}.{table.name}: its partitions lie {' and '.join(map(str, sorted(depths)))} names deep",
+            hint="move them to one depth: otherwise partitions cannot be distinguished from directories in them",
+        )
+    return depths.pop() if depths else len(table.partition_keys)
+
+
+def _directories(location: str, depth: int) -> Iterator[str]:
+    """Yields directories at this depth below a location, without hidden ones and links, as normalised paths."""
+    home = normal(location)
+    if is_local(home):
+        yield from (str(path) for path in _local([Path(local_path(home))], depth))
+        return
+    last = ""
+    for name in located(home).find():  # sorted
+        names = name.split("/")[:depth]
+        if len(names) == depth and name.count("/") >= depth and not any(each[0] in "._" for each in names):
+            place = join(home, *names)
+            if place != last:
+                yield place
+            last = place
+
+
+def _local(above: Sequence[Path], depth: int) -> Iterator[Path]:
+    for directory in above:
+        if depth == 0:
+            yield directory
+            continue
+        below = sorted(each for each in directory.iterdir() if each.name[0] not in "._")
+        yield from _local([each for each in below if each.is_dir() and not each.is_symlink()], depth - 1)

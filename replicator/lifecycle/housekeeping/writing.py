@@ -14,22 +14,28 @@ from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, updat
 from cmroot.store.place import normal
 from replicator.core.grouping import batched
 from replicator.core.text import Period
-from replicator.lifecycle.housekeeping.items import (
+from replicator.lifecycle.housekeeping.settings import EXPIRED, UNREFERENCED
+from replicator.lifecycle.housekeeping.store import (
     ACTIVE,
+    ACTIVE_ONLY,
     DELETED,
     DISABLED,
     EXHAUSTED,
+    HEAD,
     OPEN,
     SCHEDULED,
     SKIPPED,
+    VALUES,
     Item,
+    item,
     object_slot,
     path_slot,
     problem_slot,
     slot_of,
+    state,
+    to_item,
+    to_row,
 )
-from replicator.lifecycle.housekeeping.settings import EXPIRED, UNREFERENCED
-from replicator.lifecycle.housekeeping.store import ACTIVE_ONLY, HEAD, VALUES, item, state, to_item, to_row
 
 CHUNK = 500  # values in one statement
 

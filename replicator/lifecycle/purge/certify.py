@@ -32,25 +32,32 @@ from replicator.core.policy import Policy, matching_databases
 from replicator.core.runtime import Runtime, watched
 from replicator.core.spark import hive_settings
 from replicator.errors import Error, ObjectNotFound, UsageError
-from replicator.lifecycle.purge.backups.backups import backups
-from replicator.lifecycle.purge.backups.retain import Retain
-from replicator.lifecycle.purge.copies import (
+from replicator.lifecycle.purge import searching
+from replicator.lifecycle.purge.backup_actions import Retain
+from replicator.lifecycle.purge.backups import backups
+from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids
+from replicator.lifecycle.purge.run import described, warehouse_of
+from replicator.lifecycle.purge.searching import look_at_all, searched
+from replicator.lifecycle.purge.settings import (
+    CertifyOptions,
+    Onboarded,
+    PurgeGap,
+    PurgeOptions,
+    RetainOptions,
+    WhiteList,
+)
+from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
+from replicator.lifecycle.purge.table_files import (
     Content,
     copies,
     directories_of,
     erased_contents,
     is_below,
     kept_versions,
+    look_at,
     older_contents,
+    parts_of,
 )
-from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap, WhiteList
-from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, RetainOptions
-from replicator.lifecycle.purge.partitions import look_at, parts_of
-from replicator.lifecycle.purge.run import described, warehouse_of
-from replicator.lifecycle.purge.search import searching
-from replicator.lifecycle.purge.search.ids import Ids, open_ids, read_ids
-from replicator.lifecycle.purge.search.searching import look_at_all, searched
-from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.removal.audit import AuditLog, begin_audit
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.metastore.client import Metastore, MetastoreReader

@@ -19,16 +19,10 @@ from cmroot.store.place import Place, join, located
 from replicator.core.grouping import batched
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
-from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap
-from replicator.lifecycle.purge.options import PurgeOptions
-from replicator.lifecycle.purge.partition_rewrite import Staged, Staging, stage
-from replicator.lifecycle.purge.partitions import Part, look_at, new_location, parts_of
+from replicator.lifecycle.purge import searching
+from replicator.lifecycle.purge.ids import Ids
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
-from replicator.lifecycle.purge.search import searching
-from replicator.lifecycle.purge.search.by_spark import stage_by_spark
-from replicator.lifecycle.purge.search.ids import Ids
-from replicator.lifecycle.purge.search.proving import prove
-from replicator.lifecycle.purge.search.searching import (
+from replicator.lifecycle.purge.searching import (
     LossyIds,
     Matched,
     Search,
@@ -38,10 +32,21 @@ from replicator.lifecycle.purge.search.searching import (
     place_of,
     searched,
 )
+from replicator.lifecycle.purge.settings import Onboarded, PurgeGap, PurgeOptions
+from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
-from replicator.lifecycle.purge.swapping import drop_column_statistics, flip, purged, settle_counts
+from replicator.lifecycle.purge.swapping import (
+    Staged,
+    Staging,
+    drop_column_statistics,
+    flip,
+    purged,
+    settle_counts,
+    stage,
+)
+from replicator.lifecycle.purge.table_files import Part, look_at, new_location, parts_of
+from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.removal import LegalHold, Removal, forbidden, read_holds
-from replicator.lifecycle.removal.remove import Remover
 from replicator.metastore.client import Metastore
 
 BATCH = 100

@@ -1,5 +1,5 @@
 """A removal that a job plans, and the rules that no job may break. Changes nothing; accesses the filesystem only to
-resolve paths. References of the live metastore are checked by `live`; removals are executed by `remove`.
+resolve paths. References of the live metastore are checked by `live`; removals are executed by `job`.
 """
 
 from __future__ import annotations

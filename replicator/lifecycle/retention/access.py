@@ -27,7 +27,7 @@ from cmroot.text import shown
 from replicator.core.engine import LocalEngine
 from replicator.errors import ConfigError, Error
 from replicator.lifecycle.retention.dataset_versions import Listed, Pair, Version
-from replicator.lifecycle.retention.selection_policies import Policy, selection_policy
+from replicator.lifecycle.retention.policies import Policy, selection_policy
 
 
 class Access(msgspec.Struct, frozen=True):

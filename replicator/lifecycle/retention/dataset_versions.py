@@ -16,13 +16,14 @@ from cmroot.store.place import Place, folded, join, located, name_of, split_auth
 from cmroot.text import is_text, shown, unsafe
 from replicator.core.text import Period
 from replicator.errors import ConfigError, Error
-from replicator.lifecycle.retention.config.class_names import VERSIONS, known
-from replicator.lifecycle.retention.config.config_store import Settings
-from replicator.lifecycle.retention.config.datetimes import (
+from replicator.lifecycle.retention.config_store import Settings
+from replicator.lifecycle.retention.job_configuration import (
     DEFAULT_ZONE,
+    VERSIONS,
     DatePattern,
     Unreadable,
     date_pattern,
+    known,
     parse_lookback,
 )
 

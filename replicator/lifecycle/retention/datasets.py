@@ -15,12 +15,11 @@ from replicator.core.model import Table
 from replicator.core.not_replicated import SAID, Rows, table_format
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ConfigError, Error, UsageError
-from replicator.lifecycle.retention.config.class_names import FINDERS, known
-from replicator.lifecycle.retention.config.config_store import ConfigStore, Key, Resolved, Settings, shown, text_of
-from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Raw, Scalar
+from replicator.lifecycle.retention.config_store import ConfigStore, Key, Resolved, Settings, shown, text_of
 from replicator.lifecycle.retention.dataset_versions import Found, glob, glob_regex
 from replicator.lifecycle.retention.hive_tables import names_of, tables_of
-from replicator.lifecycle.retention.job_file import STORE_URI, JobFile
+from replicator.lifecycle.retention.hocon_values import Fields, Origin, Raw, Scalar
+from replicator.lifecycle.retention.job_configuration import FINDERS, STORE_URI, JobFile, known
 from replicator.metastore.client import MetastoreReader
 
 _FINDER = ("gobblin.retention.dataset.profile.class", "gobblin.retention.dataset.finder.class")

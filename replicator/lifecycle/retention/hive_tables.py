@@ -12,10 +12,9 @@ from replicator.core.grouping import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.roles import is_shadow
 from replicator.errors import ConfigError, Error
-from replicator.lifecycle.retention.config.class_names import VERSIONS
-from replicator.lifecycle.retention.config.config_store import Settings
-from replicator.lifecycle.retention.config.datetimes import Unreadable
+from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.dataset_versions import TIME, Listed, Pair, Version, checked_pattern, doubts
+from replicator.lifecycle.retention.job_configuration import VERSIONS, Unreadable
 from replicator.metastore.client import MetastoreReader
 
 _TABLES = 500  # fetched at once

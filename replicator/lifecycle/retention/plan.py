@@ -18,14 +18,13 @@ from replicator.errors import ConfigError
 from replicator.lifecycle.removal.job import Removals
 from replicator.lifecycle.removal.removal import Refusal, Removal
 from replicator.lifecycle.retention.access import Access, access_policies, wanted_access
-from replicator.lifecycle.retention.config.class_names import RETENTIONS
-from replicator.lifecycle.retention.config.config_store import Settings
-from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Scalar
-from replicator.lifecycle.retention.config.older_policies import retention_policy
+from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.dataset_versions import Listed, Pair, Version, path_finder
 from replicator.lifecycle.retention.datasets import Dataset, FileDataset, HiveDataset
 from replicator.lifecycle.retention.hive_tables import partition_finder
-from replicator.lifecycle.retention.selection_policies import Policy, selection_policy
+from replicator.lifecycle.retention.hocon_values import Fields, Origin, Scalar
+from replicator.lifecycle.retention.job_configuration import RETENTIONS
+from replicator.lifecycle.retention.policies import Policy, retention_policy, selection_policy
 from replicator.metastore.client import Metastore
 
 PREFIX = "gobblin.retention"

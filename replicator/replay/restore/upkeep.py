@@ -11,8 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from cmroot.check import check
-from cmroot.check import Checked
+from cmroot.check import Checked, check
 from cmroot.expire.expire import expire, plan_expiry
 from cmroot.keep.content import fresh_incoming
 from cmroot.lease import acquire, patiently

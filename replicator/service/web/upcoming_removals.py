@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 from cmroot.store.place import resolved
 from replicator.errors import Error
 from replicator.lifecycle.housekeeping.item_queries import order_of, waiting_by_day
-from replicator.lifecycle.housekeeping.items import ACTIVE, Item
 from replicator.lifecycle.housekeeping.run import opened
 from replicator.lifecycle.housekeeping.settings import EXPIRED, EXPIRED_PERIOD, UNREFERENCED_PERIOD
-from replicator.lifecycle.housekeeping.store import ItemStore, item
+from replicator.lifecycle.housekeeping.store import ACTIVE, Item, ItemStore, item
+from replicator.lifecycle.removal.job import sizes_of
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
-from replicator.lifecycle.removal.remove import sizes_of
 from replicator.service.runs import ServiceRun, answer_of, iso
 from replicator.service.web.endpoint import Asking, normal_place, option_of, roots_of
 from replicator.service.web.policy_queries import has_root

@@ -16,10 +16,16 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from cmroot.errors import FormatError
-from replicator.lifecycle.purge.rewrite.avro_schema import AvroType, Names, find_field, parse_schema
 from replicator.lifecycle.purge.rewrite.blocks import Input, avro_codec
 from replicator.lifecycle.purge.rewrite.columnar import Counts
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
+from replicator.lifecycle.purge.rewrite.formats import (
+    AvroType,
+    FileFormat,
+    Names,
+    Unsupported,
+    find_field,
+    parse_schema,
+)
 
 _MAGIC = b"Obj\x01"
 _SYNC = 16

@@ -1,13 +1,11 @@
-"""The config store: directories with `main.conf` and `includes.conf`, in versions, in the layout of Gobblin's config
-management. Reads only.
+"""The config store: directories with `main.conf` and `includes.conf`, in versions, as in Gobblin. Reads only.
 
     <store>/_CONFIG_STORE/store-metadata.conf             config.hdfs.store.version.current = "<version>"
     <store>/_CONFIG_STORE/<version>/<key>/main.conf       HOCON
     <store>/_CONFIG_STORE/<version>/<key>/includes.conf   one key a line
 
-A key takes the values of its own file, then of its includes (the last line first, each with everything that it takes
-itself), then of the directory above; each key once, at its first occurrence. So the store's root, when reached through
-a tag, is stronger than the directories above the dataset: `explain` shows it.
+A key takes its own file's values, then its includes' (last line first, each with all that it takes itself), then those
+of the directory above; each key once, first come. So the root, reached through a tag, is stronger (see `explain`).
 """
 
 from __future__ import annotations
@@ -20,16 +18,8 @@ from functools import lru_cache
 from cmroot.store.local import is_directory as is_local_directory
 from cmroot.store.place import Place, is_local, join, local_path, normal, parent
 from replicator.errors import ConfigError
-from replicator.lifecycle.retention.config.hocon.hocon_values import (
-    Fields,
-    Items,
-    Origin,
-    Scalar,
-    Value,
-    merge_fields,
-    resolve,
-)
-from replicator.lifecycle.retention.config.hocon.parse import parse, parse_items
+from replicator.lifecycle.retention.hocon_parser import parse, parse_items
+from replicator.lifecycle.retention.hocon_values import Fields, Items, Origin, Scalar, Value, merge_fields, resolve
 
 # ---- job settings ----------------------------------------------------------------------------------------------------
 # Settings by dotted key and its older names, with the location of each value. Pure.

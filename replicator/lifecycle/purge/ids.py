@@ -20,11 +20,11 @@ from cmroot.store.place import Place, is_local, join, local_path, located
 from replicator.core.engine import AutoEngine
 from replicator.core.text import SETTINGS, quoted_name, scalar_type
 from replicator.errors import Refused
-from replicator.lifecycle.purge.partition_rewrite import Staging
-from replicator.lifecycle.purge.partitions import is_data
 from replicator.lifecycle.purge.rewrite.blocks import Input
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.sequence import read_header, read_int, read_text
+from replicator.lifecycle.purge.swapping import Staging
+from replicator.lifecycle.purge.table_files import is_data
 
 FEW = 100_000
 """The maximum number of ids held in memory, if they are numbers or texts; larger sets are held only by Spark."""

@@ -21,9 +21,9 @@ from replicator.core.model import Column, Storage, Table
 from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
-from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap, data_columns
-from replicator.lifecycle.purge.partitions import Looked, Part, looks_tasks, run_looks_task
-from replicator.lifecycle.purge.search.ids import VIEW, Ids, hadoop_place
+from replicator.lifecycle.purge.ids import VIEW, Ids, hadoop_place
+from replicator.lifecycle.purge.settings import Onboarded, PurgeGap, data_columns
+from replicator.lifecycle.purge.table_files import Looked, Part, looks_tasks, run_looks_task
 
 # ---- matching --------------------------------------------------------------------------------------------------------
 # Finds the rows of a table that have an id, with Spark. Changes no table.

@@ -1,17 +1,209 @@
-"""Joda date and time patterns (`yyyy/MM/dd/HH`), for the names of directories and partitions. Pure.
+"""The configuration of a retention job: its file, and the notation of values, as in Gobblin. Reads only.
 
-Invalid names are reported, never skipped silently: a version without a time is retained forever.
+A job file is the input of a run in addition to the config store: `.conf` and `.json` files are HOCON; all others are
+Java properties. A directory is taken for a config store, without a job file.
+A class name is accepted with its package, `org.apache.gobblin.data.management...` or the older
+`gobblin.data.management...`, or alone; classes of other packages are user code, which cannot be run here. Joda patterns
+(`yyyy/MM/dd/HH`) read names; invalid ones are reported, as a version without a time is retained forever.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
+from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from replicator.core.text import Period, parse_period
+from cmroot.store.place import as_written, is_local, name_of
+from replicator.core.text import Period, decode_properties, parse_period, property_entries
+from replicator.errors import ConfigError
+from replicator.lifecycle.retention.config_store import STORE, ConfigStore, Settings, is_directory
+from replicator.lifecycle.retention.hocon_parser import parse
+from replicator.lifecycle.retention.hocon_values import Fields, Origin, Raw, Scalar, merge, merge_fields, resolve
+
+# ---- job file --------------------------------------------------------------------------------------------------------
+
+
+STORE_URI = "gobblin.config.management.store.uri"
+RUNTIME = "gobblin.config.runtime."
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """The input of a run. `settings`: the job file's keys, overridden by those set for the run; `store`: None without
+    one; `warnings`: keys without effect or with a different effect."""
+
+    place: str
+    settings: Settings
+    store: ConfigStore | None
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_job(
+    place: str, *, given: Mapping[str, str] | None = None, environment: Mapping[str, str | None] | None = None
+) -> JobFile:
+    """Reads a job file, or accepts a store's directory. `given` keys override the file's. `environment`: values for
+    `${NAME}`; None for a variable that exists and may not be read. Raises ConfigError with the file and line."""
+    given = dict(given or {})
+    fields = _fields(given, "--set")
+    if _is_store(place):
+        given = {STORE_URI: place, **given}
+        fields = _fields(given, place)
+    else:
+        fields = merge_fields(fields, _read(place))
+    variables = {**(environment or {}), **_runtime(fields)}
+    settings = Settings(resolve(fields, variables), place)
+    uri = settings.text(STORE_URI)
+    version = settings.text("gobblin.config.management.store.version")
+    store = ConfigStore.open(_beside(uri, place), version=version, variables=variables) if uri else None
+    return JobFile(place, settings, store)
+
+
+def _is_store(place: str) -> bool:
+    return is_directory(place) or (not is_local(place) and is_directory(f"{place}/{STORE}"))
+
+
+def _beside(uri: str, place: str) -> str:
+    """Resolves the relative path of a store against the job file's directory."""
+    if ":" in uri or uri.startswith("/") or not is_local(place):
+        return uri
+    return str(Path(place).resolve().parent / uri)
+
+
+def _read(place: str) -> Fields:
+    name = name_of(place)
+    try:
+        data = as_written(place).read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{place}: there is no such file", hint="name a job file, or a config store's directory"
+        ) from None
+    if not name.endswith((".conf", ".json", ".hocon")):
+        return _as_fields(_properties(data, name), name)
+    try:
+        return parse(data.decode("utf-8"), name)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: not UTF-8: {error}", hint="save the file as UTF-8") from error
+
+
+def _properties(data: bytes, name: str) -> Iterator[tuple[str, str, Origin]]:
+    try:
+        for key, value, line in property_entries(decode_properties(data)):
+            yield key, value, Origin(name, line)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", hint="it is read as Java properties") from error
+
+
+def _fields(values: Mapping[str, str], name: str) -> Fields:
+    return _as_fields(((key, value, Origin(name, 0)) for key, value in values.items()), name)
+
+
+def _as_fields(properties: Iterator[tuple[str, str, Origin]], name: str) -> Fields:
+    """Builds nested fields. If a key is a value and a prefix of others, the others win, as in the Typesafe library."""
+    found: Raw = Fields({}, Origin(name, 0))
+    entries = sorted(properties, key=lambda entry: len(entry[0].split(".")))
+    for key, value, origin in entries:
+        one: Raw = Scalar(value, True, origin)
+        for part in reversed(key.split(".")):
+            one = Fields({part: one}, origin)
+        found = merge(one, found)
+    assert isinstance(found, Fields)
+    return found
+
+
+def _runtime(fields: Fields) -> dict[str, str]:
+    """Returns the values of `gobblin.config.runtime.x`, which are `${x}` in the store."""
+    return {
+        ".".join(path)[len(RUNTIME) :]: value.text
+        for path, value in _scalars(fields, ())
+        if ".".join(path).startswith(RUNTIME)
+    }
+
+
+def _scalars(fields: Fields, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Scalar]]:
+    for key, value in fields.fields.items():
+        if isinstance(value, Fields):
+            yield from _scalars(value, (*path, key))
+        elif isinstance(value, Scalar):
+            yield (*path, key), value
+
+
+# ---- class names -----------------------------------------------------------------------------------------------------
+
+
+_CLASS = re.compile(r"(?:(?:org\.apache\.)?gobblin\.data\.management(?:\.[a-z]+)*\.)?([A-Za-z]\w*)")
+
+FINDERS = {
+    "ManagedCleanableDatasetFinder": "glob",
+    "GlobCleanableDatasetFinder": "glob",
+    "ProxyableDatasetProfile": "glob",
+    "ConfigBasedCleanabledDatasetFinder": "paths",  # Gobblin's own spelling
+    "ConfigBasedCleanableDatasetFinder": "paths",
+    "ModificationTimeDatasetProfile": "modification",
+    "SnapshotDatasetProfile": "snapshot",
+    "TrackingDatasetProfile": "tracking",
+    "CleanableHiveDatasetFinder": "hive",
+}
+VERSIONS = {
+    "GlobModTimeDatasetVersionFinder": "modification",
+    "DateTimeDatasetVersionFinder": "datetime",
+    "LookbackDateTimeDatasetVersionFinder": "lookback",
+    "ModDateTimeDatasetVersionFinder": "root_modification",
+    "FileLevelTimestampVersionFinder": "files",
+    "SingleVersionFinder": "single",
+    "UnixTimestampVersionFinder": "unix",
+    "WatermarkDatasetVersionFinder": "watermark",
+    "DatePartitionHiveVersionFinder": "hive_date",
+    "HdfsModifiedTimeHiveVersionFinder": "hive_modification",
+}
+SELECTIONS = {
+    "SelectBeforeTimeBasedPolicy": "before",
+    "SelectAfterTimeBasedPolicy": "after",
+    "SelectBetweenTimeBasedPolicy": "between",
+    "NewestKSelectionPolicy": "newest",
+    "CombineSelectionPolicy": "combine",
+    "HiddenFilterSelectionPolicy": "hidden",
+    "SelectAllPolicy": "all",
+    "SelectNothingPolicy": "nothing",
+}
+RETENTIONS = {
+    "TimeBasedRetentionPolicy": "time",
+    "TimeBased": "time",
+    "NewestKRetentionPolicy": "newest",
+    "NewestK": "newest",
+    "CombineRetentionPolicy": "combine",
+    "DeleteAllRetentionPolicy": "all",
+    "DeleteNothingRetentionPolicy": "nothing",
+    "PredicateRetentionPolicy": "predicate",
+}
+NOT_HERE = {
+    "ManagedIcebergCleanableDatasetFinder": "an Iceberg table expires its own snapshots: use its procedures",
+    "TimeBasedDatasetStoreDatasetFinder": "Gobblin's job state is cleaned by Gobblin",
+    "TimestampedDatasetStateStoreVersionFinder": "Gobblin's job state is cleaned by Gobblin",
+    "RawDatasetRetentionPolicy": "raw versions beside refined ones: give the raw dataset a policy of its own",
+    "Avro2OrcStaleDatasetCleaner": "the conversion's own cleaner: use a glob dataset over its directories",
+}
+
+
+def known(text: str, table: dict[str, str], what: str, origin: Origin | None) -> str:
+    """Returns the name of a class here. Raises ConfigError, with file and line, for one that is not in the table."""
+    where = f"{origin}: " if origin else ""
+    match = _CLASS.fullmatch(text.strip())
+    name = match[1] if match else ""
+    if name in table:
+        return table[name]
+    if name in NOT_HERE:
+        raise ConfigError(f"{where}{name} does not run here", hint=NOT_HERE[name])
+    near = difflib.get_close_matches(text.rpartition(".")[2], table, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(table)}"
+    raise ConfigError(f"{where}{text!r} is no {what} that is known here", hint=hint)
+
+
+# ---- dates and lookbacks ---------------------------------------------------------------------------------------------
+
 
 DEFAULT_ZONE = "America/Los_Angeles"
 """The zone if none is set: Gobblin's default, which existing stores rely on."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replicator.errors import ConfigError
-from replicator.lifecycle.retention.config.hocon.hocon_values import (
+from replicator.lifecycle.retention.hocon_values import (
     Fields,
     Items,
     Joined,

@@ -1,0 +1,421 @@
+"""`replicator purge undo` and `replicator purge retain`: restores and removes backups. Has side effects.
+
+undo      restores a partition to its state before a purge, or reverts a restore: switches the location as a purge does,
+          after a comparison and without moving files. The replaced directory is retained as trash, to which `undo`
+          switches back. A recycled backup is first restored from `$cmroot`.
+retain    after the retention time: recycles backups and trash, removes directories of swaps that were not executed,
+          deletes ids of runs without backups, and adopts rows added to a backup after the swap into their table.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+
+from cmroot.errors import Error
+from cmroot.lease import acquire
+from cmroot.pins import iso, seconds
+from cmroot.root import ChangeRoot
+from cmroot.store.place import Place, join, normal
+from replicator.captures.events.scope import refuse_other_catalog
+from replicator.core.not_replicated import Report
+from replicator.core.roles import follows, mark_of
+from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
+from replicator.lifecycle.purge.backups import (
+    Backup,
+    Due,
+    Late,
+    OldVersion,
+    backups,
+    drop_version,
+    due,
+    late,
+    old_versions,
+    recorded,
+    recycled_of,
+)
+from replicator.lifecycle.purge.rewrite.rewrite_task import FileWork, carry
+from replicator.lifecycle.purge.run import settle
+from replicator.lifecycle.purge.settings import BackupRestoreSettings, RetainOptions
+from replicator.lifecycle.purge.state import PURGE, Unit, new_run, runs
+from replicator.lifecycle.purge.swapping import (
+    Figures,
+    drop_column_statistics,
+    flip,
+    leftovers,
+    locations_now,
+    purged,
+    remove_empty_sibling,
+    remove_leftovers,
+    settle_counts,
+)
+from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at, parts_of
+from replicator.lifecycle.removal.audit import begin_audit
+from replicator.lifecycle.removal.job import Job, Removals, bring_back
+from replicator.lifecycle.removal.removal import Judged, Removal, refuse_excess
+from replicator.metastore.client import Metastore, checked
+
+# ---- purge undo ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BackupRestored(Report):
+    """The report of a restore. location: the partition's current one; replaced: its previous one, retained as trash.
+    backup: when the backup was swapped out. rows: after the restore, -1 if they were not counted."""
+
+    status: str
+    object: str
+    partition: str
+    location: str
+    replaced: str
+    backup: str
+    from_cmroot: int = 0
+    rows: int = -1
+    run: str = ""
+    event: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+def restore_backup(
+    metastore: Metastore,
+    root: ChangeRoot,
+    options: BackupRestoreSettings,
+    *,
+    dry_run: bool = False,
+    clock: Callable[[], float] = clocks.time,
+) -> BackupRestored:
+    """Restores a backup.
+
+    Raises ObjectNotFound if there is none, Refused if the partition changes concurrently, FilesMissing if bytes of a
+    recycled backup no longer exist anywhere. May run twice: the second run finds the backup already restored."""
+    refuse_other_catalog(root.place, metastore)
+    table, partition, undo = options.table, options.partition, options.undo
+    db, _, name = table.lower().partition(".")
+    known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
+    backup = _chosen(known, options)
+    with acquire(join(root.place, PURGE), "purge undo", now=clock) as lease:
+        metastore = checked(metastore, lease.check)
+        if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
+            raise Refused(why, hint="a replica shows what its primary has, after the next run")
+        current = metastore.table(db, name)
+        parts = list(parts_of(metastore, current, [partition]))
+        if not parts or parts[0].name != partition:
+            raise ObjectNotFound(f"{table} has no partition {partition!r}", hint="write it as `show partitions` does")
+        (part,) = parts
+        when = iso(backup.unit.time)
+        if normal(part.location) == normal(backup.place):
+            return BackupRestored("unchanged", table, partition, part.location, "", when)
+        reported = BackupRestored(
+            "planned", table, partition, backup.place, part.location, when, rows=backup.unit.rows or -1
+        )
+        _warn(reported, backup, undo)
+        if dry_run:
+            return reported
+        reported.from_cmroot = _brought_back(root.place, backup)
+        look = look_at(backup.place)
+        if gone := late(look, recorded(backup)).gone if not reported.from_cmroot else ():
+            raise Refused(
+                f"{backup.place}: {len(gone)} files are not as they were, such as {gone[0]}",
+                hint="a writer has changed the backup: look at it before you use it",
+            )
+        directory, run = new_run(root.place, {"undo" if undo else "restore": table, "metastore": metastore.uri}, clock)
+        directory.write_run(run)
+        figures = Figures(
+            sum(is_data(state.path_relative) for state in look.files),
+            reported.rows,
+            sum(state.size for state in look.files),
+        )
+        replaced = look_at(part.location).files
+        unit = Unit(
+            table=f"{db}.{name}",
+            partition=partition,
+            state="VERIFIED",
+            time=clock(),
+            old=part.location,
+            new=backup.place,
+            rows=_rows(part),
+            rows_after=reported.rows if reported.rows >= 0 else _rows(part),
+            bytes=sum(state.size for state in replaced),
+            bytes_after=figures.bytes,
+            files=figures.files,
+            files_before=sum(is_data(state.path_relative) for state in replaced),
+            matched=_matched(known, part),
+        )
+        directory.write_files([unit.file_row(state) for state in replaced])
+        directory.write_units([unit])
+        flipped = flip(metastore, current, {partition: (part, purged(part, backup.place, figures, clock()))})
+        if not flipped.swapped:
+            directory.write_units([unit.at("FAILED", clock, reason=flipped.changed[partition])])
+            directory.write_run(msgspec.structs.replace(run, status="failed", ended=iso(clock())))
+            raise Refused(f"{unit.name}: {flipped.changed[partition]}", hint="run the same command again")
+        directory.write_units([unit.at("DONE", clock, backup="kept", event=flipped.event)])
+        backup.set(backup="restored")
+        drop_column_statistics(metastore, current, [partition])
+        run = settle_counts(metastore, directory, run, unit.table)
+        directory.write_run(msgspec.structs.replace(run, status="done", ended=iso(clock())))
+        begin_audit(root.place, PURGE, run=run.id, clock=clock).changed(
+            unit.table,
+            f"restore of the backup of {when}",
+            what="restore",
+            partition=partition,
+            path=backup.place,
+            detail=msgspec.to_builtins(unit),
+        )
+    reported.status, reported.run, reported.event = "restored", run.id, flipped.event
+    return reported
+
+
+def _chosen(known: Iterable[Backup], options: BackupRestoreSettings) -> Backup:
+    """Returns the newest backup that fits the options. Excludes restored backups, which are the table's own data."""
+    moment = options.moment
+    found = [each for each in known if each.unit.backup in ("kept", "recycled") and each.trash == options.undo]
+    found.sort(key=lambda each: -each.unit.time)
+    if moment is not None:
+        found = [each for each in found if each.directory.id == moment] or _until(found, moment)
+    if not found:
+        what = "restore to undo" if options.undo else "backup"
+        name = f"{options.table} {options.partition}".rstrip()
+        raise ObjectNotFound(
+            f"{name}: there is no {what}{f' at or before {moment}' if moment else ''}",
+            hint="`replicator purge backups` lists them",
+        )
+    return found[0]
+
+
+def _until(found: list[Backup], moment: str) -> list[Backup]:
+    try:
+        limit = seconds(moment)
+    except ValueError as error:
+        raise UsageError(f"--backup {moment!r}: {error}", hint="an ISO 8601 time, or the id of a run") from error
+    return [each for each in found if int(each.unit.time) <= limit]
+
+
+def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
+    if backup.unit.matched and not undo:
+        reported.warnings.append(
+            f"{backup.unit.matched:,} rows that run {backup.directory.id} erased are back: purge again, or undo this"
+        )
+
+
+def _brought_back(root: str, backup: Backup) -> int:
+    """Restores the files of a backup that was recycled, entirely or by a killed retain. Returns their number, 0 if none
+    was recycled. Raises FilesMissing if a file cannot be restored as it was."""
+    before = recorded(backup)
+    if backup.unit.backup == "kept" and not recycled_of(root, backup, before, look_at(backup.place)):
+        return 0
+    try:
+        back = bring_back(root, None, job=PURGE, path=normal(backup.place), since=backup.swapped)
+    except ObjectNotFound as error:
+        raise FilesMissing(error.message, hint="look into `replicator cm find`") from error
+    there = {state.path_relative: state.size for state in look_at(backup.place).files}
+    lost = {name: "it is not as it was" for name, state in before.items() if there.get(name) != state.size}
+    if lost := {**lost, **back.lost}:
+        path, why = next(iter(lost.items()))
+        raise FilesMissing(
+            f"{len(lost)} files of {backup.place} are nowhere any more, such as {path}: {why}",
+            hint="$cmroot has let them expire; an older backup may be there",
+        )
+    return back.files or len(set(back.there))
+
+
+def _matched(known: Iterable[Backup], part: Part) -> int:
+    """Returns the number of erased rows that a restore brought back, if the part is at that location."""
+    here = normal(part.location)
+    return next(
+        (each.unit.matched for each in known if each.unit.backup == "restored" and normal(each.place) == here), 0
+    )
+
+
+def _rows(part: Part) -> int:
+    text = part.obj.parameters.get("numRows", "")
+    return int(text) if text.isdecimal() else 0
+
+
+# ---- purge retain ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Retained(Removals):
+    """The report of a retain. removed: recycled backups, trash and staging, with reasons; refused: what could not be
+    removed; adopted: late files that were added to their table and have not been purged. files, bytes: recycled."""
+
+    status: str
+    run: str = ""
+    backups: int = 0
+    removed: list[dict[str, Any]] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    adopted: list[dict[str, Any]] = field(default_factory=list)
+    staging: list[str] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing was refused and no unpurged files were adopted."""
+        return not (self.refused or self.adopted)
+
+    @property
+    def ended(self) -> str:
+        return "partial" if self.refused else "done"
+
+
+@dataclass(kw_only=True)
+class Retain(Job[Judged, Retained]):
+    """The retention job for the purges of one metastore."""
+
+    name: ClassVar[str] = PURGE
+    purpose: ClassVar[str] = "purge retain"
+
+    metastore: Metastore
+    options: RetainOptions = field(default_factory=RetainOptions)
+
+    def report(self) -> Retained:
+        return Retained("")
+
+    @contextmanager
+    def planned(self) -> Iterator[None]:
+        for directory in runs(self.root.place) if not self.rehearses else ():
+            if (run := directory.read_run()).status == "running":
+                settle(self.metastore, directory, run, self.runtime.clock)
+        self._wanted = dict[str, tuple[Removal, Due | OldVersion]]()
+        for removal, each in self._due():
+            self._wanted[removal.path] = removal, each
+        for version in old_versions(self.metastore, self.options, self.runtime.clock()):
+            self._wanted.setdefault(version.removal.path, (version.removal, version))
+        self._judged = self.remover.look(removal for removal, _ in self._wanted.values())
+        refuse_excess(self._judged, self.limits, max(self.done.backups, len(self._wanted)), "backups")
+        yield
+
+    def pages(self) -> list[Judged]:
+        return [self._judged]
+
+    def show(self, page: Judged) -> None:
+        done = self.done
+        done.removed = [_reported(removal) for removal in page.allowed]
+        done.refused += [_reported(each.removal, each.why) for each in page.refused]
+        done.files, done.bytes = sum(each.files for each in page.allowed), page.bytes
+        done.staging = list(leftovers(self.root.place, self.metastore, self.live))
+
+    def carry_out(self, page: Judged) -> None:
+        done = self.done
+        gone = self.remover.remove(removal for removal, _ in self._wanted.values())
+        for removal in gone.removals:
+            self.check()
+            done.removed.append(_reported(removal))
+            self._record(self._wanted[removal.path][1])
+            try:
+                remove_empty_sibling(removal.path)
+            except (Error, OSError) as error:
+                done.refused.append(_reported(removal, f"the emptied directory above it stays: {error}"))
+        done.refused += [_reported(each.removal, each.why) for each in gone.refused]
+        done.refused += [_reported(removal, why) for removal, why in gone.failed]
+        done.files, done.bytes = gone.files, gone.bytes
+
+    def finish(self) -> None:
+        self.done.staging = remove_leftovers(self.root.place, self.metastore, self.live, self.check)
+        self.check()
+        _forget_ids(self.root.place)
+
+    def _due(self) -> Iterator[tuple[Removal, Due]]:
+        """Yields the backups to recycle; adopts their late files first."""
+        known = [
+            each
+            for each in backups(self.root.place)
+            if each.directory.read_run().request["metastore"] == self.metastore.uri
+        ]
+        self.done.backups = sum(each.unit.backup == "kept" for each in known)
+        for each in due(known, self.options, self.runtime.clock()):
+            if not self.rehearses:
+                self.check()
+            look = look_at(each.backup.place)
+            if look.missing:  # removed by another process: it may be in `$cmroot`, but this run has no record of it
+                if not self.rehearses:
+                    each.backup.set(backup="recycled")
+                continue
+            before = recorded(each.backup)
+            taken = recycled_of(self.root.place, each.backup, before, look)
+            what = late(look, {name: state for name, state in before.items() if name not in taken})
+            if not (what.came or what.gone) or self._adopted(each.backup, what):
+                yield _removal(each, look), each
+
+    def _record(self, gone: Due | OldVersion) -> None:
+        if isinstance(gone, Due):
+            gone.backup.set(backup="recycled", recycled_by=self.remover.audit.run)
+        else:
+            drop_version(self.metastore, gone)
+
+    def _adopted(self, backup: Backup, what: Late) -> bool:
+        """Links late files into their table's current location. Returns False if the backup must be retained."""
+        unit = backup.unit
+        reported = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
+        if what.gone:
+            why = (
+                f"{len(what.gone)} of its files changed after the swap, such as {what.gone[0]}: a writer replaced them"
+            )
+            self.done.refused.append({**reported, "reason": "", "refused": why})
+            return False
+        db, _, name = unit.table.partition(".")
+        try:
+            now = locations_now(self.metastore, self.metastore.table(db, name), [unit.partition])
+        except ObjectNotFound:
+            now = {}
+        there = now.get(unit.partition)
+        if there is None or normal(there) != normal(unit.new):
+            why = f"{len(what.came)} files came into it after the swap, and its table has gone elsewhere since"
+            self.done.refused.append({**reported, "reason": "", "refused": why})
+            return False
+        self.done.adopted.append({**reported, "files": [state.path_relative for state in what.came], "to": there})
+        if not self.rehearses:
+            for state in what.came:
+                place = state.path_relative
+                carry(FileWork(unit.partition, place, join(backup.place, place), join(there, place), "", state.size, 0))
+            self.remover.audit.changed(
+                unit.table,
+                f"{len(what.came)} files came after the swap of run {backup.directory.id}",
+                what="adopted",
+                partition=unit.partition,
+                path=there,
+            )
+        return True
+
+
+def _removal(each: Due, look: Look) -> Removal:
+    unit = each.backup.unit
+    return Removal(
+        path=each.backup.place,
+        what="trash" if each.backup.trash else "backup",
+        object=unit.table,
+        partition=unit.partition,
+        reason=each.reason,
+        files=len(look.files),
+        bytes=sum(state.size for state in look.files),
+    )
+
+
+def _reported(removal: Removal, why: str = "") -> dict[str, Any]:
+    reported = {
+        "object": removal.object,
+        "partition": removal.partition,
+        "path": removal.path,
+        "what": removal.what,
+        "files": removal.files,
+        "bytes": removal.bytes,
+        "reason": removal.reason,
+    }
+    return {**reported, "refused": why} if why else reported
+
+
+def _forget_ids(root: str) -> None:
+    """Deletes the ids of runs without remaining backups, because ids are personal data, too."""
+    for directory in runs(root):
+        if directory.read_run().status == "running":
+            continue
+        if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
+            Place(directory.ids).remove_own_tree()

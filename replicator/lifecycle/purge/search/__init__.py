@@ -1,1 +1,0 @@
-"""The search for rows with Spark, and Spark's verification of rewritten files."""

@@ -1,1 +1,0 @@
-"""Configuration of retention: stores, dates, periods, names."""

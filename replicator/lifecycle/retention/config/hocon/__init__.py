@@ -1,1 +1,0 @@
-"""A HOCON parser that records the file and line of each value."""
