@@ -20,28 +20,26 @@ from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
 from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
-from replicator.captures.constraining import (
+from replicator.captures.contents import Contents, Keepers
+from replicator.captures.events import record as kinds
+from replicator.captures.events.notification_log import change_manager, decode, read_events
+from replicator.captures.events.record import Change
+from replicator.captures.events.scope import UnreadEvents, bind_catalog, changes_in_scope, same_database
+from replicator.captures.manifest import (
+    Manifest,
     children_now,
     completed,
     consequences,
     is_known,
     loses_or_gets_key,
     note_known,
+    open_manifest,
     unannounced,
     walk_constraints,
 )
-from replicator.captures.contents import Contents, Keepers
-from replicator.captures.events import record as kinds
-from replicator.captures.events.decode import decode
-from replicator.captures.events.reader import change_manager, read_events
-from replicator.captures.events.record import Change
-from replicator.captures.events.scope import UnreadEvents, bind_catalog, changes_in_scope, same_database
-from replicator.captures.fold import open_manifest
-from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Intercepts, Recording
-from replicator.captures.scanning.bucket_notices import BucketNotices
-from replicator.captures.scanning.scan import Scan
-from replicator.captures.scanning.snapshot_diff import CaptureSnapshots, sweep_made
+from replicator.captures.scanning import BucketNotices, Scan
+from replicator.captures.snapshot_diff import CaptureSnapshots, sweep_made
 from replicator.captures.unlistable import (
     Key,
     Refusals,

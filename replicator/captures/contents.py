@@ -17,12 +17,12 @@ from cmroot.log.references import under_way
 from cmroot.store.local import device
 from cmroot.store.place import is_local, normal, parent, split_authority
 from replicator.captures.apply import followed
-from replicator.captures.events.decode import NamedFile
+from replicator.captures.events.notification_log import NamedFile
 from replicator.captures.events.record import Change, ChangeFiles
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.recording import Recording, not_known
-from replicator.captures.scanning.snapshot_diff import CaptureSnapshots
+from replicator.captures.snapshot_diff import CaptureSnapshots
 from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gathered, not_text, remember, remembered
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime

@@ -1,24 +1,34 @@
 """Manifest: the contents of the captured databases at a position, a fold of the captured log up to it.
 
 One SQLite file: metadata objects as JSON, files, and the directories whose listing is known. It is derived: if it is
-missing, or behind the log after a crash, it is folded again from the log (`catch_up`). Nothing here accesses a
-metastore or lists a directory; memory does not grow with the number of objects.
+missing, or behind the log after a crash, it is folded again (`catch_up`). Memory does not grow with the objects.
+Section `constraints` completes what events tell of a table's constraints, from the manifest and the metastore.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from cmroot.errors import Error, FormatError, NoSpace, NotWritable
+from cmroot.log.captured import Segment, segments
+from cmroot.root import ChangeRoot
+from cmroot.store.place import Place
 from replicator.captures.apply import Fold, Rename, has_files
-from replicator.captures.events.record import ChangeRecord
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import Change, ChangeRecord, decode_line
 from replicator.captures.inventory import DataObject, Inventory
-from replicator.core.model import Table
+from replicator.core.grouping import batched
+from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.constraints import ordered
 
 VERSION = 2
 _PAGE = 10_000
@@ -233,3 +243,222 @@ class Manifest(Inventory):
             "UPDATE files SET identity = ? WHERE table_id = ? AND partition_id = ? AND path = ?",
             [(identity, objects[i].table_id, objects[i].partition_id, path) for i, path, identity in files],
         )
+
+
+# ---- constraints -----------------------------------------------------------------------------------------------------
+
+
+TABLE_BATCH = 500
+KNOWN = "constraints"  # state of a manifest, and of a segment that leads to it: they have been read once
+Name = tuple[str, str]
+
+
+def completed(known: Manifest, change: kinds.SetConstraints) -> kinds.SetConstraints:
+    """Returns all constraints of a table after an event that adds some or drops one."""
+    if change.whole:
+        return change
+    replaced = {(each.kind, each.name) for each in change.constraints}
+    kept = (
+        each
+        for each in known.constraints(change.db, change.table)
+        if (each.kind, each.name) not in replaced and each.name not in change.dropped
+    )
+    return kinds.SetConstraints(db=change.db, table=change.table, constraints=ordered([*kept, *change.constraints]))
+
+
+def consequences(known: Manifest, change: Change) -> list[kinds.SetConstraints]:
+    """Returns the constraints that a change affects, as they are after it. Called before the change is folded. Foreign
+    keys follow a parent table that is renamed, and end with one that is dropped. The constraints of a table whose
+    columns change are repeated, because a target may have to drop them in order to change the columns."""
+    found: list[kinds.SetConstraints] = []
+    match change:
+        case kinds.AlterTable(table=table):
+            old, new = (change.db, change.name), change.touched
+            before = known.table(*old)
+            if change.renames:
+                found += _without_parent(known, new, but=old)
+                found += _renamed(known, old, new)
+            elif before and table.storage and before.storage and before.storage.columns != table.storage.columns:
+                found += [_same(known, name) for name in dict.fromkeys([*_having(known, old), *known.children(*old)])]
+        case kinds.CreateTable(table=table) if known.table(table.db, table.name) is not None:
+            found += _without_parent(known, (table.db, table.name))
+        case kinds.DropTable(db=db, name=name):
+            found += _without_parent(known, (db, name))
+        case kinds.DropDatabase(db=db):
+            for name in known.table_names(db):
+                found += [each for each in _without_parent(known, (db, name)) if each.db != db]
+    return found
+
+
+def _having(known: Manifest, name: Name) -> list[Name]:
+    return [name] if known.constraints(*name) else []
+
+
+def _same(known: Manifest, name: Name) -> kinds.SetConstraints:
+    return kinds.SetConstraints(db=name[0], table=name[1], constraints=known.constraints(*name))
+
+
+def _renamed(known: Manifest, old: Name, new: Name) -> Iterator[kinds.SetConstraints]:
+    """Includes the table's own, under the new name: a target reports those that it cannot create by that name."""
+    for child in dict.fromkeys([*_having(known, old), *known.children(*old)]):
+        db, table = new if child == old else child
+        constraints = tuple(
+            msgspec.structs.replace(each, parent=new) if each.parent == old else each
+            for each in known.constraints(*child)
+        )
+        yield kinds.SetConstraints(db=db, table=table, constraints=constraints)
+
+
+def _without_parent(known: Manifest, gone: Name, *, but: Name | None = None) -> Iterator[kinds.SetConstraints]:
+    for child in known.children(*gone):
+        if child not in (gone, but):
+            kept = tuple(each for each in known.constraints(*child) if each.parent != gone)
+            yield kinds.SetConstraints(db=child[0], table=child[1], constraints=kept)
+
+
+def walk_constraints(
+    source: MetastoreReader, known: Manifest, db: str, tables: Sequence[str]
+) -> Iterator[kinds.SetConstraints]:
+    """Yields the constraints of tables for which the metastore and the manifest differ."""
+    for names in batched(tables, TABLE_BATCH):
+        now = source.constraints(db, names)
+        for name in names:
+            if now.get(name, ()) != known.constraints(db, name):
+                yield kinds.SetConstraints(db=db, table=name, constraints=now.get(name, ()))
+
+
+def unannounced(source: MetastoreReader, known: Manifest, change: Change) -> Name | None:
+    """Returns the table whose constraints an event does not include, or None. Servers before 4.0 announce no
+    constraints of some kinds, and no server announces how an alteration of columns affects them."""
+    if isinstance(change, kinds.CreateTable) and _may_have(change.table):
+        return None if source.announces_constraints() else change.touched
+    if isinstance(change, kinds.AlterTable) and known.constraints(change.db, change.name):
+        return change.touched
+    return None
+
+
+def loses_or_gets_key(known: Manifest, change: Change) -> Name | None:
+    """Returns the table to which a change adds keys or from which it removes them, or None. Called before the change is
+    folded. Servers show the foreign keys to a table only while it has a key."""
+    if not isinstance(change, kinds.SetConstraints):
+        return None
+    before, after = known.constraints(change.db, change.table), change.constraints
+    return change.touched if _keys(before) != _keys(after) else None
+
+
+def _keys(constraints: Sequence[Constraint]) -> set[Constraint]:
+    return {each for each in constraints if each.kind in (PRIMARY_KEY, UNIQUE)}
+
+
+def children_now(source: MetastoreReader, known: Manifest, parents: Sequence[Name]) -> Iterator[Name]:
+    """Yields the tables that had, or now have, foreign keys to `parents`; in other databases only those that had."""
+    for parent in parents:
+        yield from known.children(*parent)
+    for db in {db for db, _ in parents}:
+        for table, constraints in source.foreign_keys(db).items():
+            if any(each.parent in parents for each in constraints):
+                yield db, table
+
+
+def _may_have(table: Table) -> bool:
+    return not table.is_view and not table.temporary
+
+
+def is_known(known: Manifest) -> bool:
+    return known.recall(KNOWN) is not None
+
+
+def note_known(known: Manifest) -> None:
+    known.remember(KNOWN, "read")
+
+
+# ---- folds of the captured log: the current one, next to the log, and temporary ones of the past ---------------------
+
+
+@contextlib.contextmanager
+def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
+    """Opens a root's manifest, up to date with its log; requires the root's lease. Derived: its loss is harmless."""
+    with opened(manifest_path(root)) as manifest:
+        log = segments(root.place)
+        stale = manifest.position > (log[-1].last if log else 0)  # of another log: the root was restored or replaced
+        if not stale:
+            catch_up(manifest, log)
+            yield manifest
+            return
+    manifest_path(root).unlink()
+    with opened(manifest_path(root)) as manifest:
+        catch_up(manifest, log)
+        yield manifest
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Manifest]:
+    """Opens a manifest. Raises NoSpace, NotWritable or FormatError instead of SQLite's errors."""
+    try:
+        with contextlib.closing(Manifest(path)) as manifest:
+            yield manifest
+    except sqlite3.DatabaseError as error:
+        raise _not_stored(path, error) from error
+
+
+_NO_ROOM = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_TRUNCATE", "SQLITE_IOERR_FSYNC"}
+
+
+def _not_stored(path: Path, error: sqlite3.DatabaseError) -> Error:
+    if error.sqlite_errorname in _NO_ROOM:  # SQLite reports quotas and file size limits as input/output errors
+        hint = "free space or raise the quota; if there is room, look at the disk for errors. Then run again"
+        return NoSpace(f"{path}: {error}", hint=hint)
+    if "readonly" in str(error) or "unable to open" in str(error):
+        return NotWritable(f"{path}: {error}", hint="check the rights of the directory")
+    return FormatError(f"{path}: {error}", hint="remove it: it is folded again from the log")
+
+
+def manifest_path(root: ChangeRoot) -> Path:
+    """Returns its path: next to the log if the root is local, else in the user's cache under the root's id."""
+    if top := Place(root.place).local:
+        return Path(top) / "manifest.sqlite"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replicator" / "manifest"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / f"{root.id}.sqlite"
+
+
+def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -> None:
+    """Folds the segments after the manifest's position, up to and including position `until` (None: to the end)."""
+    for segment in log:
+        if segment.last <= manifest.position or (until is not None and segment.first > until):
+            continue
+        last = manifest.position
+        renames = []
+        for record in read_records(segment, manifest.position, until):
+            manifest.apply(record)
+            manifest.advance(record.position, record.event, record.time)
+            last = record.position
+            if rename := Rename.of(record):
+                renames.append(rename)
+        for batch in segment.file_batches():
+            rows = pa.Table.from_batches([batch])
+            manifest.apply_files(rows.filter(pc.less_equal(rows["position"], last)), renames)
+        if last == segment.last and segment.metadata.get(KNOWN):
+            note_known(manifest)
+        manifest.forget_ended()  # the log contains them
+        manifest.mark_known()
+        manifest.commit()
+
+
+def read_records(segment: Segment, after: int = -1, until: int | None = None) -> Iterator[ChangeRecord]:
+    """Yields a segment's records with after < position <= until."""
+    for line in segment.records(after, until):
+        yield decode_line(line, segment.place)
+
+
+@contextlib.contextmanager
+def manifest_at(root: ChangeRoot, position: int, scratch: Path) -> Iterator[Manifest]:
+    """Opens the state as of an earlier position, folded from the log into a temporary file below `scratch`."""
+    path = scratch / f"manifest-{position}.sqlite"
+    try:
+        with opened(path) as manifest:
+            catch_up(manifest, segments(root.place), until=position)
+            yield manifest
+    finally:
+        for leftover in scratch.glob(f"{path.name}*"):
+            leftover.unlink()

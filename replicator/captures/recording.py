@@ -19,12 +19,11 @@ from cmroot.log.captured import ADD, SegmentWriter, segments
 from cmroot.log.references import Intercepted, read_intercepted, remove_intercepted
 from cmroot.root import ChangeRoot
 from replicator.captures.apply import Rename
-from replicator.captures.constraining import is_known
 from replicator.captures.events.record import Change, ChangeRecord, EventsRead, encode
 from replicator.captures.inventory import KnownFile
-from replicator.captures.manifest import Manifest
-from replicator.captures.scanning.turns import ScannedTables
+from replicator.captures.manifest import Manifest, is_known
 from replicator.captures.unlistable import Sight, sight_at
+from replicator.captures.walk import ScannedTables
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.metastore.client import MetastoreReader
 

@@ -1,25 +1,28 @@
-"""Walks of a database: all its objects in the metastore, as changes. The first capture of a database is a walk, and so
-is the repair after lost events. Reads the metastore only; the known state determines what counts as a change.
+"""Walks of a database: all its objects in the metastore, as changes. The first capture of a database is a walk, and
+so is the repair after lost events. Reads the metastore only; the known state determines what counts as a change.
 
 Tables are read in parallel, in threads that access only the metastore. One thread reads the known state and yields the
 changes, in the order of the server's names.
+A scan with a time limit reads some tables per capture, in turns (`Turns`): a capture without changes takes the same
+time for many tables as for few. The progress is in the manifest; if it is lost, the current round starts again.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from replicator.captures.constraining import TABLE_BATCH as CONSTRAINTS_TABLES
-from replicator.captures.constraining import walk_constraints
 from replicator.captures.events import scope
 from replicator.captures.events.facts import Name
 from replicator.captures.events.record import Change, DropTable, SetStatistics, partition_names
-from replicator.captures.manifest import Manifest
+from replicator.captures.manifest import TABLE_BATCH as CONSTRAINTS_TABLES
+from replicator.captures.manifest import Manifest, walk_constraints
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Statistics, Table
+from replicator.core.text import count_text, time_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, side_by_side
@@ -332,3 +335,69 @@ def _some_partitions(source: MetastoreReader, known: Manifest, table: Table, nam
             there = _names(table, page)
             now = source.partition_statistics(table.db, table.name, _columns(table), there)
             yield from scope.statistics_change(table.db, table.name, known_statistics, now, there)
+
+
+# ---- turns of scans with a time limit --------------------------------------------------------------------------------
+
+
+_STATE = "scans"
+
+
+@dataclass(frozen=True)
+class ScannedTables:
+    """The progress of a scan. tables: number scanned, `of` the total. since: every table was scanned after this second,
+    so that earlier changes without an event were found; None: not yet."""
+
+    tables: int
+    of: int
+    since: int | None
+
+    def __str__(self) -> str:
+        since = time_text(self.since)
+        until = f"; changes without an event from before {since} were found" if since else ""
+        return f"{self.tables:,} of {count_text(self.of, 'table')}{until}"
+
+
+class Turns:
+    """The share of one capture in a round of scans. `now`: its start, in seconds."""
+
+    def __init__(self, manifest: Manifest, now: int) -> None:
+        self._manifest, self._now = manifest, now
+        state = json.loads(manifest.recall(_STATE) or "{}")
+        self._after: int = state.get("after", 0)  # the id of a table, which a rename does not change
+        self._began: int = state.get("began", now)  # start of this round
+        self._since: int | None = state.get("since")  # start of the last complete round
+        self._looked, self._all = 0, 0
+
+    def batches(self) -> Iterator[dict[str, list[str]]]:
+        """Yields all tables by database, in batches, once, starting after the last table scanned. The caller must scan
+        every batch that it consumes."""
+        tables, start = self._manifest.all_tables(), self._after
+        self._all = len(tables)
+        yield from self._turn([each for each in tables if each[0] > start])
+        self._since, self._began = self._began, self._now  # a round is complete, and the next one begins
+        yield from self._turn([each for each in tables if each[0] <= start])
+
+    def _turn(self, tables: Sequence[tuple[int, str, str]]) -> Iterator[dict[str, list[str]]]:
+        for some in batched(tables, TABLE_BATCH):
+            names: dict[str, list[str]] = {}
+            for _, db, name in some:
+                names.setdefault(db, []).append(name)
+            self._after, self._looked = some[-1][0], self._looked + len(some)
+            yield names
+
+    def end(self) -> ScannedTables:
+        """Stores where the next capture continues."""
+        if self._looked == self._all:
+            self.all_seen()
+        self._remember()
+        return ScannedTables(self._looked, self._all, self._since)
+
+    def all_seen(self) -> None:
+        """Records that this capture has scanned all tables."""
+        self._after, self._began, self._since = 0, self._now, self._now
+        self._remember()
+
+    def _remember(self) -> None:
+        state = {"after": self._after, "began": self._began, "since": self._since}
+        self._manifest.remember(_STATE, json.dumps(state))

@@ -39,7 +39,7 @@ from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.metastore.traffic import Limit
 from replicator.replay.apply.weighing import BRAKE, Brake, brake_of
-from replicator.replay.places.placement import parse_pairs, parse_renames
+from replicator.replay.placement import parse_pairs, parse_renames
 
 P = ParamSpec("P")
 O = TypeVar("O", bound="Options")  # noqa: E741

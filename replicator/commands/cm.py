@@ -11,10 +11,9 @@ from cmroot.store.place import as_written
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment, Rows
-from replicator.replay.restore import pins
-from replicator.replay.restore.kept import LIMIT, KeptList, list_kept
-from replicator.replay.restore.past_files import FoundList, PutBack, find_files, put_back
-from replicator.replay.restore.pins import PinList, Pinned
+from replicator.replay.restore import kept
+from replicator.replay.restore.kept import LIMIT, KeptList, PinList, Pinned, list_kept
+from replicator.replay.restore.restore import FoundList, PutBack, find_files, put_back
 from replicator.replay.restore.upkeep import (
     IDLE,
     PATIENCE,
@@ -152,7 +151,7 @@ def cm_slots(options: CmSlotsOptions) -> PinList:
     Raises FormatError when the log is damaged or there is no root; damaged pins are listed."""
     root = open_existing(options.cmroot)
     with options.engines() as engine:
-        return pins.list_pins(root, engine if options.held else None)
+        return kept.list_pins(root, engine if options.held else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +181,7 @@ def cm_slots_create(options: CmSlotsCreateOptions) -> Pinned:
     Raises PinError when there is one of this name, so a second run does nothing; UsageError for a moment that was not
     captured."""
     root = open_existing(options.cmroot)
-    return pins.create_slot(root, options.name, point(options.at), consumer=options.consumer)
+    return kept.create_slot(root, options.name, point(options.at), consumer=options.consumer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +211,7 @@ def cm_slots_confirm(options: CmSlotsConfirmOptions) -> Pinned:
     Raises PinError for an unknown slot, and for one that would go back without `back`; UsageError for a moment that
     was not captured."""
     root = open_existing(options.cmroot)
-    return pins.confirm_slot(root, options.name, str(options.at), back=options.back)
+    return kept.confirm_slot(root, options.name, str(options.at), back=options.back)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +235,7 @@ def cm_slots_drop(options: CmSlotsDropOptions) -> Pinned:
         replicator.cm_slots_drop("dr", cmroot="/cm")
 
     Raises PinError when there is no such slot, as in a second run."""
-    return pins.drop_slot(open_existing(options.cmroot), options.name)
+    return kept.drop_slot(open_existing(options.cmroot), options.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +266,7 @@ def cm_hold(options: CmHoldOptions) -> Pinned:
     Raises PinError when there is one of this name, so a second run does nothing; UsageError for a moment that was not
     captured."""
     root = open_existing(options.cmroot)
-    return pins.hold(root, options.name, point(options.at), reason=options.reason)
+    return kept.hold(root, options.name, point(options.at), reason=options.reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +292,7 @@ def cm_release(options: CmReleaseOptions) -> Pinned:
         replicator.cm_release("before-migration", cmroot="/cm")
 
     Raises PinError when there is no such hold, as in a second run."""
-    return pins.release(open_existing(options.cmroot), options.name, dump=options.dump)
+    return kept.release(open_existing(options.cmroot), options.name, dump=options.dump)
 
 
 # ---- upkeep ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from datetime import timedelta
 from cmroot.root import create_or_open
 from cmroot.store.place import as_written
 from replicator.captures.gateways.drops import GRACE
+from replicator.captures.gateways.security import GatewaySettings, Timeouts
 from replicator.captures.gateways.server import DEFAULTS, Served, opened
-from replicator.captures.gateways.service import GatewaySettings, Timeouts
 from replicator.commands.base import Options, Where, verb
 from replicator.commands.ranges import Positive
 from replicator.core.connections import GatewayConfig

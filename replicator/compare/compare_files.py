@@ -23,9 +23,9 @@ from replicator.compare.differences import Difference, Differences
 from replicator.core.delta_log import is_whole, named_files
 from replicator.core.model import Partition, Table
 from replicator.errors import FormatError
-from replicator.replay.copy.staging import empty_directories
-from replicator.replay.places.placement import is_published
-from replicator.replay.places.replica import own_parameters
+from replicator.replay.apply.staging import empty_directories
+from replicator.replay.placement import is_published
+from replicator.replay.replica import own_parameters
 
 SIZE = "size"
 CRC = "crc"

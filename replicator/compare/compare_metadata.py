@@ -1,6 +1,6 @@
 """Comparison of metadata: every object of a source's database with the target's, field by field.
 
-The expected target object is what a load would create from the source's object (`replicator.replay.places.replica`), at
+The expected target object is what a load would create from the source's object (`replicator.replay.replica`), at
 the location that the target's own table has. Reads both sides in batches; files are not examined here.
 """
 
@@ -34,8 +34,9 @@ from replicator.core.not_replicated import (
 )
 from replicator.errors import ObjectNotFound
 from replicator.metastore.concurrency import read_both
-from replicator.replay.places.placement import NamedPath, Placement, is_published, named_paths, relative
-from replicator.replay.places.replica import (
+from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, relative
+from replicator.replay.plan import at_place
+from replicator.replay.replica import (
     Mark,
     has_sources_data,
     own_parameters,
@@ -44,16 +45,16 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_table,
 )
-from replicator.replay.places.server_rules import (
+from replicator.replay.server_rules import (
+    NO_VIEW,
     as_served,
     lacking,
     not_replicated,
     noted_lack,
     replica_constraints,
     storable,
+    why_no_view,
 )
-from replicator.replay.places.view_text import NO_VIEW, why_no_view
-from replicator.replay.plan.rules import at_place
 
 # ---- compare constraints ---------------------------------------------------------------------------------------------
 # Comparison of constraints of some tables on both sides. Constraints that the target does not support, or records as

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from replicator.core.model import Column, Serde, Skew, Storage, Value
-from replicator.replay.places.placement import relative
+from replicator.replay.placement import relative
 
 LIMIT = 10_000  # differences stored; further ones are only counted
 SHORT = 160  # characters of a value that are shown

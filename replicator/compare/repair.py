@@ -24,7 +24,7 @@ from cmroot.root import ChangeRoot
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
 from replicator.captures.dumps.layout import DumpReader, Point
 from replicator.captures.events.scope import Patterns
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.compare.both_sides import Comparison
 from replicator.compare.differences import Difference
 from replicator.compare.verify import Verified, verify
@@ -47,8 +47,8 @@ from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings, describe, price
 from replicator.replay.apply.planning import planned as planned_load
 from replicator.replay.apply.weighing import Brake
-from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
-from replicator.replay.plan.target import ByDifference
+from replicator.replay.replica import LAST_ID, LOADING, POSITION, SOURCE
+from replicator.replay.target import ByDifference
 
 # ---- repaired --------------------------------------------------------------------------------------------------------
 # Reports of repairs, done or planned, of one or several databases.

@@ -26,7 +26,7 @@ from replicator.core.grouping import batched
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound
-from replicator.replay.places.replica import LAST_ID
+from replicator.replay.replica import LAST_ID
 
 # ---- verified --------------------------------------------------------------------------------------------------------
 # Verified: the stored state of each table's last comparison, in one small file per database.

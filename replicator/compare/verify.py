@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from cmroot.store.local import FLOW
-from replicator.captures.events.decode import decode
+from replicator.captures.events.notification_log import decode
 from replicator.captures.events.record import Change
 from replicator.captures.unlistable import data_connectors
 from replicator.compare.both_sides import Comparison, Level

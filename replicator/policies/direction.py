@@ -20,9 +20,9 @@ from replicator.core.runtime import Runtime
 from replicator.errors import MetastoreUnreachable
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import Memory, RememberedScope
-from replicator.replay.places.placement import external_of
-from replicator.replay.places.replica import LOADING, POSITION, SOURCE
-from replicator.replay.plan.target import default_warehouse
+from replicator.replay.placement import external_of
+from replicator.replay.replica import LOADING, POSITION, SOURCE
+from replicator.replay.target import default_warehouse
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, su
 from replicator.policies.memory import History, Memory, RememberedScope, Run
 from replicator.policies.status import TableChanges, Unreplicated
 from replicator.policies.verifying import reported
-from replicator.replay.places.replica import LAST_ID
+from replicator.replay.replica import LAST_ID
 
 TABLES = 1000  # tables with the longest lag
 RUNS = 20  # runs of the history

@@ -20,11 +20,11 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.work import Work
-from replicator.replay.places.placement import Placement
-from replicator.replay.places.replica import PUBLISH, SOURCE
-from replicator.replay.plan.plan import Plan
-from replicator.replay.plan.squash import squash
-from replicator.replay.plan.target import TargetDatabase, read_target, table_position
+from replicator.replay.placement import Placement
+from replicator.replay.plan import Plan
+from replicator.replay.replica import PUBLISH, SOURCE
+from replicator.replay.squash import squash
+from replicator.replay.target import TargetDatabase, read_target, table_position
 
 
 @dataclass(frozen=True)

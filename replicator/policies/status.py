@@ -14,17 +14,17 @@ import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD, REMOVE, Segment, segments
 from cmroot.root import ChangeRoot
-from replicator.captures.events.decode import decode
+from replicator.captures.events.notification_log import decode
 from replicator.captures.events.record import Change
 from replicator.captures.events.scope import Patterns, matches_name, waiting_events
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import PROPERTY, NotReplicated, Report, from_property
 from replicator.core.roles import without_role
 from replicator.core.text import count_text, time_text
 from replicator.errors import MetastoreUnreachable, NotReached, ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, own_parameters
+from replicator.replay.replica import LAST_ID, LOADING, POSITION, SOURCE, own_parameters
 
 
 @dataclass

@@ -21,7 +21,7 @@ from replicator.captures.dumps.layout import INCREMENTAL, DumpReader, Keys, Poin
 from replicator.captures.dumps.rows import SCOPE, covers, reached
 from replicator.captures.dumps.rows import scope_of as layout_scope
 from replicator.captures.dumps.selection import Selection, point_at, resolve_until
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.unlistable import data_connectors, sight_at
 from replicator.compare.repair import REPAIR
@@ -39,11 +39,10 @@ from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings
 from replicator.replay.apply.weighing import Brake
-from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
-from replicator.replay.places.retired import RetiredSwept, Stays, has_retired, sweep_retired
-from replicator.replay.places.server_rules import STANDING
-from replicator.replay.places.view_text import NO_VIEW
-from replicator.replay.plan.target import ByDifference
+from replicator.replay.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
+from replicator.replay.retired import RetiredSwept, Stays, has_retired, sweep_retired
+from replicator.replay.server_rules import NO_VIEW, STANDING
+from replicator.replay.target import ByDifference
 
 NO_WAIT = timedelta(0)
 CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLAIM})

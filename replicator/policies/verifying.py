@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cmroot.log.captured import segments
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.captures.recording import Captured
 from replicator.compare.both_sides import Comparison
 from replicator.compare.repair import RepairSettings, planned

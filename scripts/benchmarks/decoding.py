@@ -12,15 +12,15 @@ from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, median, timed
 from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
-from replicator.captures.events.decode import decode
+from replicator.captures.events.notification_log import decode
 from replicator.captures.events.record import ChangeRecord, decode_line, encode
 from replicator.core.model import Database, NotificationEvent
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.replay.places.placement import Placement
-from replicator.replay.plan.deciding import make_plan
-from replicator.replay.plan.plan import Plan
-from replicator.replay.plan.squash import squash, surviving_partitions
-from replicator.replay.plan.target import TargetDatabase
+from replicator.replay.deciding import make_plan
+from replicator.replay.placement import Placement
+from replicator.replay.plan import Plan
+from replicator.replay.squash import squash, surviving_partitions
+from replicator.replay.target import TargetDatabase
 
 ROUNDS = {"full": 100, "small": 20}  # of about 100 events each
 REPEAT = {"full": 3, "small": 2}

@@ -81,7 +81,7 @@ def warm(spark_engine: SparkEngine) -> float:
 
 
 def _import_copying(_: int) -> int:
-    import replicator.replay.copy.copy_task as copying
+    import replicator.replay.apply.copy_task as copying
 
     return len(copying.__doc__ or "")
 

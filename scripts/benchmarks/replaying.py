@@ -14,7 +14,7 @@ from benchmarks.mixing import MixedWriter
 from benchmarks.onebyone import OneByOne
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.dumps.layout import DumpReader
-from replicator.captures.events.decode import decode
+from replicator.captures.events.notification_log import decode
 from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import NotificationEvent

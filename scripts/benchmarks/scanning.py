@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from cmroot.store.listing import RACY_MARGIN, changed_directories
-from replicator.captures.fold import open_manifest
+from replicator.captures.manifest import open_manifest
 
 SIZES = {"full": (20, 100, 100), "small": (4, 50, 100)}  # tables, partitions of each, files of each
 WANTED, WANTED_SECONDS = 1.5, 2.0

@@ -38,7 +38,7 @@ from newer_features import ALL, materialize
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.replay.places.server_rules import ACCURATE, LACKS, RULES, TRANSLATED
+from replicator.replay.server_rules import ACCURATE, LACKS, RULES, TRANSLATED
 
 Hives = Callable[..., Running]
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"

@@ -24,8 +24,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.captures.events import record as kinds
-from replicator.captures.events.decode import KEPT_MESSAGE, MESSAGE_BYTES, Decoded, decode
-from replicator.captures.events.reader import LOOK_BACK, find_hole, read_events
+from replicator.captures.events.notification_log import (
+    KEPT_MESSAGE,
+    LOOK_BACK,
+    MESSAGE_BYTES,
+    Decoded,
+    decode,
+    find_hole,
+    read_events,
+)
 from replicator.captures.events.record import Change
 from replicator.captures.events.scope import comparable
 from replicator.core.model import Column, Database, Function, NotificationEvent, Partition, Serde, Storage, Table
@@ -433,11 +440,15 @@ def test_a_log_read_some_at_a_time_is_the_same_log(ids: list[int], more: int, li
     for number, twin in enumerate(log.rows):
         log.rows[number] = msgspec.structs.replace(twin, table=f"t{number}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("replicator.captures.events.reader.EVENT_BATCH", 70)  # no page is smaller than the rows of one id
+        patch.setattr(
+            "replicator.captures.events.notification_log.EVENT_BATCH", 70
+        )  # no page is smaller than the rows of one id
         whole = read_events(log, 0, {})  # type: ignore[arg-type]
         some, cursor, seen = [], 0, dict[str, int]()
         holes, going = [], True
-        patch.setattr("replicator.captures.events.reader.EVENT_BATCH", 1 + max(map(ids.count, ids), default=0))
+        patch.setattr(
+            "replicator.captures.events.notification_log.EVENT_BATCH", 1 + max(map(ids.count, ids), default=0)
+        )
         while going:
             reading = read_events(log, cursor, seen, limit=limit)  # type: ignore[arg-type]
             some += reading.events

@@ -14,7 +14,6 @@ from raw_thrift import message, struct
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TTransport import TMemoryBuffer
 
-from replicator.captures.gateways.calls import SHAPES, Drop, NotUnderstood, understand, without_deletion
 from replicator.captures.gateways.drops import refusal
 from replicator.captures.gateways.messages import (
     BOOL,
@@ -26,14 +25,17 @@ from replicator.captures.gateways.messages import (
     LIST,
     MAP,
     SET,
+    SHAPES,
     STRING,
     STRUCT,
+    Drop,
     Field,
     Fields,
     Garbage,
     ListValue,
     Mapped,
     MessageHeader,
+    NotUnderstood,
     application_error,
     declared_error,
     find,
@@ -42,7 +44,9 @@ from replicator.captures.gateways.messages import (
     read_from,
     read_struct,
     text,
+    understand,
     with_field,
+    without_deletion,
     write_struct,
 )
 from replicator.captures.gateways.targets import Extent, MethodNames, is_truncation

@@ -14,7 +14,7 @@ from replicator.core.model import Database
 from replicator.core.not_replicated import PROPERTY, from_property
 from replicator.metastore.embedded.running import Running
 from replicator.policies.run import SyncRun
-from replicator.replay.places.server_rules import LACKS
+from replicator.replay.server_rules import LACKS
 
 
 class Renamed:

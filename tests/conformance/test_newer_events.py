@@ -21,9 +21,9 @@ from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.events import record as kinds
-from replicator.captures.events.decode import decode
+from replicator.captures.events.notification_log import decode
 from replicator.captures.events.scope import IRRELEVANT, KINDS, NAMED, UnreadEvents, waiting_events
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.roles import ROLE
 from replicator.errors import NotificationRefused

@@ -27,10 +27,10 @@ from replicator.core.model import Column, Database, Partition, Table
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.replay.apply.copying import remove_file
+from replicator.replay.apply.origins import Roots
 from replicator.replay.apply.transfer import CloneTask, run_clone_task
-from replicator.replay.copy.copying import remove_file
-from replicator.replay.copy.origins import Roots
-from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
+from replicator.replay.retired import Retired, close_retired, note_retired, sweep_retired
 
 
 @pytest.fixture(scope="module")

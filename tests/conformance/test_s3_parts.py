@@ -25,8 +25,8 @@ from cmroot.root import create_or_open
 from cmroot.store import objects
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
+from replicator.replay.apply import staging
 from replicator.replay.apply.transfer import CloneTask, run_clone_task
-from replicator.replay.copy import staging
 
 MIB = 1024 * 1024
 ON_VERSITYGW_ONLY = pytest.mark.parametrize("endpoint", S3_SERVERS[1:], indirect=True)  # moto: all uploads are of 2010
@@ -175,7 +175,7 @@ import sys
 from cmroot.keep.remote_files import keep_object
 from cmroot.store import objects as server_copies
 from cmroot.store.place import Place
-from replicator.replay.copy.staging import noted
+from replicator.replay.apply.staging import noted
 server_copies.WHOLE_COPY, server_copies.PART = {WHOLE_COPY}, {PART}
 verb, root, target = sys.argv[1:]
 if verb == "keep":

@@ -35,9 +35,9 @@ from replicator.lifecycle.purge.state import RunDirectory
 from replicator.lifecycle.removal.removal import LegalHold, add_hold
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.replay.copy.copying import Placing, place_file
-from replicator.replay.copy.origins import Roots, Wanted
-from replicator.replay.copy.staging import AskingFence, Attempt
+from replicator.replay.apply.copying import Placing, place_file
+from replicator.replay.apply.origins import Roots, Wanted
+from replicator.replay.apply.staging import AskingFence, Attempt
 
 BUCKET = "s3a://counted"
 PARTITIONS = int(os.environ.get("REPLICATOR_TEST_PARTITIONS", "200"))

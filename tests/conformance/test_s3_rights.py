@@ -22,7 +22,7 @@ from cmroot.keep.keepers import VersionKeeper, choose_keeper
 from cmroot.root import create_or_open
 from cmroot.store.place import Place, remote_store
 from replicator.policies.checks.places import judge_place
-from replicator.replay.copy.staging import sweep_staging
+from replicator.replay.apply.staging import sweep_staging
 
 MOST = {"s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket", "s3:GetBucketVersioning"}
 VERSIONS = {"s3:ListBucketVersions", "s3:DeleteObjectVersion"}

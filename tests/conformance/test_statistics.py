@@ -19,7 +19,7 @@ from replicator.core.model import Statistics
 from replicator.lifecycle.purge.swapping import drop_column_statistics
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.replay.places.server_rules import ACCURATE, NO_STATISTICS
+from replicator.replay.server_rules import ACCURATE, NO_STATISTICS
 
 Hives = Callable[..., Running]
 READING = ("get_table_statistics_req", "get_partitions_statistics_req")

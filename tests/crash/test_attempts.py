@@ -34,11 +34,11 @@ from replicator.lifecycle.removal.audit import begin_audit
 from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.live import LiveLocations, LiveReference
 from replicator.lifecycle.removal.removal import Limits, Removal
+from replicator.replay.apply.copy_task import run_copy_task
+from replicator.replay.apply.staging import fenced, noted, sweep_staging
 from replicator.replay.apply.transfer import CloneTask, run_clone_task
 from replicator.replay.apply.work import RecycleTask, run_recycle_task
-from replicator.replay.copy.copy_task import run_copy_task
-from replicator.replay.copy.staging import fenced, noted, sweep_staging
-from replicator.replay.places.neighbours import Clearing
+from replicator.replay.neighbours import Clearing
 
 LARGE = 16 << 20
 END = b"the end."

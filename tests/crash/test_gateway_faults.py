@@ -30,8 +30,8 @@ from cmroot.keep.journal import InterceptSource, Journal, write_journal
 from cmroot.log.references import read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from replicator.captures.gateways.drops import Counts, Drops
+from replicator.captures.gateways.security import GatewaySettings
 from replicator.captures.gateways.server import Gateway, opened
-from replicator.captures.gateways.service import GatewaySettings
 from replicator.errors import FormatError
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running

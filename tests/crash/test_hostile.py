@@ -21,7 +21,7 @@ from replicator.captures.dumps.layout import DumpReader, check_parts, read_keys,
 from replicator.core.model import Database
 from replicator.errors import ConfigError, FormatError, Refused
 from replicator.metastore.embedded.running import Running
-from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
+from replicator.replay.retired import Retired, close_retired, note_retired, sweep_retired
 
 TEXT = "1\x01one\n2\x01two\n"
 Edit = Callable[[dict[str, Any]], Any]

@@ -13,9 +13,9 @@ import pytest
 from cmroot.store import local
 from cmroot.store.checksum import checksum_file, copy_file, copy_stream
 from cmroot.store.local import FLOW, SLACK
-from replicator.replay.copy.copying import Placing, place_file
-from replicator.replay.copy.origins import Roots, Wanted
-from replicator.replay.copy.staging import AskingFence, Attempt
+from replicator.replay.apply.copying import Placing, place_file
+from replicator.replay.apply.origins import Roots, Wanted
+from replicator.replay.apply.staging import AskingFence, Attempt
 
 MB = 1_000_000
 

@@ -28,8 +28,8 @@ from replicator.lifecycle.purge.settings import PurgeGap, PurgeOptions, WhiteLis
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import Loaded
-from replicator.replay.places.neighbours import Neighbours
-from replicator.replay.places.placement import noted
+from replicator.replay.neighbours import Neighbours
+from replicator.replay.placement import noted
 
 OLD = "{}__t_backup_1600000000000"
 DESCRIBED = {"dataset.descriptor": '{"privacy": {"column": "b"}}'}

@@ -27,7 +27,7 @@ from replicator.policies.direction import Sides
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
 from replicator.policies.steps import SyncSettings
-from replicator.replay.places.neighbours import Neighbours
+from replicator.replay.neighbours import Neighbours
 
 
 @pytest.mark.parametrize("version", ["3.1", "4.2"])

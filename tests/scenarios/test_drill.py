@@ -20,7 +20,7 @@ import replicator
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.core.model import VIEW, Column, Storage, Table
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import Error, Refused, UsageError

@@ -26,8 +26,8 @@ from cmroot.keep.store_lock import removing
 from cmroot.root import create_or_open
 from replicator.captures.gateways.messages import BOOL, I64, LIST, STRING, Field, Fields, ListValue
 from replicator.captures.gateways.relay import MANY as MANY_VALUES
+from replicator.captures.gateways.security import Timeouts
 from replicator.captures.gateways.server import opened, parse_listen
-from replicator.captures.gateways.service import Timeouts
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

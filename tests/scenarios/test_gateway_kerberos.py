@@ -15,8 +15,8 @@ from kerberos import Kdc, java_with_kerberos
 from secured import Secured, secured_metastore
 from thrift.Thrift import TApplicationException
 
-from replicator.captures.gateways.auth.local_names import LocalNames, parse_rules
-from replicator.captures.gateways.auth.tokens import LIFE, TokenRefused, Tokens
+from replicator.captures.gateways.local_names import LocalNames, parse_rules
+from replicator.captures.gateways.security import LIFE, TokenRefused, Tokens
 from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.errors import IdentityRefused, UsageError
 from replicator.metastore.sasl import credentials_of

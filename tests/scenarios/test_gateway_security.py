@@ -23,8 +23,7 @@ from pyspark.java_gateway import launch_gateway
 from thrift.Thrift import TApplicationException, TException
 from waiting import CEILING, pause
 
-from replicator.captures.gateways.security import check_risks
-from replicator.captures.gateways.service import Timeouts
+from replicator.captures.gateways.security import Timeouts, check_risks
 from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.core.model import Database
 from replicator.errors import IdentityRefused, NotAuthenticated, UsageError

@@ -18,8 +18,8 @@ from plain_tables import PlainDatabase
 
 from replicator.core.model import EXTERNAL, Database
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.replay.places.neighbours import Neighbours
-from replicator.replay.places.replica import SOURCE
+from replicator.replay.neighbours import Neighbours
+from replicator.replay.replica import SOURCE
 
 
 @pytest.fixture

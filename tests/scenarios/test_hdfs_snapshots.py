@@ -16,7 +16,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 
 import cmroot.keep.snapshots as keeping
-import replicator.captures.scanning.snapshot_diff as comparing
+import replicator.captures.snapshot_diff as comparing
 from cmroot.keep.content import Query, Reference, find
 from cmroot.keep.snapshots import made_snapshots
 from cmroot.keep.versions import open_version, why_versions_unseen

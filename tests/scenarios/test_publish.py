@@ -23,7 +23,7 @@ from replicator.compare.verify import verify
 from replicator.core.model import EXTERNAL
 from replicator.errors import ObjectNotFound
 from replicator.metastore.thrift import connect
-from replicator.replay.places.retired import has_retired, sweep_retired
+from replicator.replay.retired import has_retired, sweep_retired
 
 FILES = 4
 

@@ -14,7 +14,7 @@ from cmroot.keep.keepers import recycle_tree
 from cmroot.log.captured import ADD, RELEASE, segments
 from cmroot.log.references import read_intercepted, write_intercepted
 from cmroot.store.listing import hidden
-from replicator.captures.fold import open_manifest
+from replicator.captures.manifest import open_manifest
 from replicator.metastore.embedded.running import Running
 
 

@@ -30,7 +30,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings
-from replicator.replay.plan.target import ByDifference
+from replicator.replay.target import ByDifference
 
 RUNTIME = local_runtime()
 MARKS = ("repl.last.id", "replicator.position", "replicator.source", "replicator.loading")

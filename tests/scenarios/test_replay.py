@@ -22,7 +22,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.metastore.traffic import Limit
 from replicator.policies.run import Remembering, sync_once
-from replicator.replay.plan.squash import Called, Lineage, Named, gathered
+from replicator.replay.squash import Called, Lineage, Named, gathered
 
 
 def lineage(name: str) -> Lineage:
@@ -177,9 +177,9 @@ def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
     db.partitioned("t", {"new": {"f": "2"}})
     events = pair.source.metastore.next_events
     pair.source.metastore.next_events = lambda after, limit: pages.append(limit) or events(after, limit)  # type: ignore[method-assign]
-    for place in ("replicator.captures.events.reader.EVENT_BATCH", "replicator.captures.capture.EVENT_BATCH"):
+    for place in ("replicator.captures.events.notification_log.EVENT_BATCH", "replicator.captures.capture.EVENT_BATCH"):
         monkeypatch.setattr(place, 5)
-    monkeypatch.setattr("replicator.captures.events.reader.LOOK_BACK", 2)
+    monkeypatch.setattr("replicator.captures.events.notification_log.LOOK_BACK", 2)
     written = pair.source.metastore.current_event_id() - before
     run = pair.sync()
     assert written > 20 and (run.status, run.records) == ("synced", written)

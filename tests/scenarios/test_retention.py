@@ -17,7 +17,7 @@ from slot_histories import History
 
 import replicator
 from cmroot.root import open_existing
-from replicator.captures.fold import open_manifest
+from replicator.captures.manifest import open_manifest
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

@@ -37,7 +37,7 @@ from replicator.errors import FormatError, ObjectNotFound, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import epochs_to_dump, establish, read_role, set_role
-from replicator.replay.places.replica import LOADING, POSITION
+from replicator.replay.replica import LOADING, POSITION
 
 AT_ONCE = timedelta(0)
 NONE, PRIMARY, REPLICA, FENCED = Role.NONE, Role.PRIMARY, Role.REPLICA, Role.FENCED

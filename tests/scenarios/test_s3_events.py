@@ -210,12 +210,12 @@ def test_all_is_listed_when_asked_for_or_kept_otherwise(at: Noticed, options: di
 
 
 def test_all_is_listed_once_a_day(at: Noticed, monkeypatch: pytest.MonkeyPatch) -> None:
-    from replicator.captures.scanning import bucket_notices
+    from replicator.captures import scanning
 
     at.settle()
     at.capture()
     assert at.listings == 0
-    monkeypatch.setattr(bucket_notices, "PROVED", timedelta(0))
+    monkeypatch.setattr(scanning, "PROVED", timedelta(0))
     captured = at.capture()
     assert (captured.warnings, at.listings >= 1) == ([], True)
 

@@ -18,7 +18,7 @@ from hive_home import Home, Unavailable, client_of
 from newer_features import ALL
 
 from replicator.metastore.embedded.running import Running
-from replicator.replay.places.server_rules import LACKS, RULES
+from replicator.replay.server_rules import LACKS, RULES
 
 HIVES = ("2.3", "3.1", "4.0", "4.2")
 REPLICATED, NAMED, ABSENT = "replicated", "named", "not there"

@@ -10,10 +10,10 @@ import xxhash
 
 from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
-from replicator.replay.copy.copy_task import CopyTask
-from replicator.replay.copy.origins import Roots
-from replicator.replay.places.placement import Placement
-from replicator.replay.plan.rules import FileRules, TableRule
+from replicator.replay.apply.copy_task import CopyTask
+from replicator.replay.apply.origins import Roots
+from replicator.replay.placement import Placement
+from replicator.replay.plan import FileRules, TableRule
 
 
 def bucket(tmp_path: Path, count: int) -> Path:

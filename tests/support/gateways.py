@@ -19,8 +19,8 @@ from raw_thrift import RawClient, Said
 from cmroot.keep.content import locate
 from cmroot.log.references import read_intercepted
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.captures.gateways.security import GatewaySettings
 from replicator.captures.gateways.server import Gateway, opened
-from replicator.captures.gateways.service import GatewaySettings
 from replicator.core.connections import MetastoreConfig
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect

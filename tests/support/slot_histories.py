@@ -19,7 +19,7 @@ from plain_tables import PlainDatabase
 
 from cmroot.keep.content import content_name
 from cmroot.root import open_existing
-from replicator.captures.fold import open_manifest
+from replicator.captures.manifest import open_manifest
 from replicator.metastore.embedded.running import Running
 
 CONSUMERS = ("near", "far")

@@ -18,12 +18,12 @@ KINDS = {kind.__name__ for kind in typing.get_args(Change)}
 DISPATCH = {
     "replicator/captures/apply.py",
     "replicator/captures/capture.py",
-    "replicator/captures/constraining.py",
+    "replicator/captures/manifest.py",
     "replicator/captures/dumps/selection.py",
     "replicator/captures/gateways/targets.py",
     "replicator/lifecycle/housekeeping/decide.py",
     "replicator/lifecycle/removal/live.py",
-    "replicator/replay/plan/squash.py",
+    "replicator/replay/squash.py",
 }
 """Modules that do something else for each kind, or for some; all others ask for facts."""
 

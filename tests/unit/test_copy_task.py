@@ -18,8 +18,8 @@ from cmroot.keep.content import locate
 from cmroot.keep.keepers import CopyKeeper
 from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
-from replicator.replay.copy.copy_task import CopyReport, run_copy_task, share_of
-from replicator.replay.copy.origins import Wanted
+from replicator.replay.apply.copy_task import CopyReport, run_copy_task, share_of
+from replicator.replay.apply.origins import Wanted
 
 
 @pytest.mark.parametrize("shares", [1, 3])

@@ -18,7 +18,7 @@ LIBRARIES = {
         "replicator.metastore.embedded",
         "replicator.metastore.transport",
     },
-    "gssapi": {"cmroot.store.hdfs", "replicator.metastore.transport", "replicator.captures.gateways.auth"},
+    "gssapi": {"cmroot.store.hdfs", "replicator.metastore.transport", "replicator.captures.gateways.door"},
     "hmsclient": {"replicator.metastore", "replicator.metastore.objects", "replicator.metastore.embedded"},
     "click": {"replicator.cli", "replicator.cli.cm"},
     "sqlite3": {"replicator.captures", "replicator.core", "replicator.lifecycle.removal"},

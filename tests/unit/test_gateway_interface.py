@@ -13,7 +13,7 @@ import pymetastore.hive_metastore.ThriftHiveMetastore as of_3
 import pytest
 from hive_metastore import ThriftHiveMetastore as of_4
 
-from replicator.captures.gateways.calls import SHAPES
+from replicator.captures.gateways.messages import SHAPES
 from replicator.captures.gateways.upstream import PASSED, REFUSED, REMOVING, handling
 
 ONLY_4_2 = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicator.captures.gateways.auth.local_names import LocalNames, NoLocalUser, parse_rules
+from replicator.captures.gateways.local_names import LocalNames, NoLocalUser, parse_rules
 from replicator.errors import ConfigError
 
 RULES = r"""

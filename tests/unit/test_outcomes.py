@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replicator.errors import MetastoreError, MetastoreUnreachable
-from replicator.replay.copy.origins import Outcomes
+from replicator.replay.apply.origins import Outcomes
 
 
 def refuse(text: str = "MetaException: no") -> None:

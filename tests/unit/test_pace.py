@@ -10,8 +10,8 @@ import pytest
 from waiting import CEILING
 
 from replicator.metastore.concurrency import LONGEST_PAUSE, Gate, Pace, Window
-from replicator.replay.copy import origins
-from replicator.replay.copy.origins import QUEUED, KeyedExecutor
+from replicator.replay.apply import origins
+from replicator.replay.apply.origins import QUEUED, KeyedExecutor
 
 Server = Callable[[int, int], float]  # calls a second, by width and number of the window
 

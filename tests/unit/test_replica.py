@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from replicator.core.model import Table
 from replicator.metastore.requests import CATALOG
-from replicator.replay.places.placement import Placement
-from replicator.replay.places.replica import Mark, replica_table
+from replicator.replay.placement import Placement
+from replicator.replay.replica import Mark, replica_table
 
 
 def test_a_materialized_view_names_what_it_reads_without_its_catalog() -> None:

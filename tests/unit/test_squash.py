@@ -25,13 +25,11 @@ from hypothesis import strategies as st
 import replicator.replay.apply.commit as committing
 import replicator.replay.apply.prepare as preparing
 from cmroot.log.captured import FILES
-from replicator.captures.constraining import consequences
 from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord, encode
-from replicator.captures.fold import catch_up
 from replicator.captures.inventory import DataObject
-from replicator.captures.manifest import Manifest
+from replicator.captures.manifest import Manifest, catch_up, consequences
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (
     CHECK,
@@ -53,19 +51,18 @@ from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.errors import ObjectExists, ObjectNotFound
 from replicator.replay.apply.commit import Commit
+from replicator.replay.apply.copy_task import fold_entries
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import begun_places, by_place
 from replicator.replay.apply.table_details import ConstraintCommit
 from replicator.replay.apply.work import Work
-from replicator.replay.copy.copy_task import fold_entries
-from replicator.replay.places.neighbours import Leaving, SparedPlace
-from replicator.replay.places.placement import Placement
-from replicator.replay.places.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
-from replicator.replay.plan.deciding import looked_at, make_plan
-from replicator.replay.plan.plan import Plan
-from replicator.replay.plan.rules import of_kind
-from replicator.replay.plan.squash import gathered, squash, surviving_partitions
-from replicator.replay.plan.target import check_target, read_databases, read_part
+from replicator.replay.deciding import looked_at, make_plan
+from replicator.replay.neighbours import Leaving, SparedPlace
+from replicator.replay.placement import Placement
+from replicator.replay.plan import Plan, of_kind
+from replicator.replay.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
+from replicator.replay.squash import gathered, squash, surviving_partitions
+from replicator.replay.target import check_target, read_databases, read_part
 
 DB = "d"
 KEYS = (Column(name="p", type="string"),)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from replicator.core.model import Table
 from replicator.errors import FormatError
-from replicator.replay.places.view_text import rename_databases, why_no_view
+from replicator.replay.server_rules import rename_databases, why_no_view
 
 NAMES = {"sales": "west", "crm": "crm"}
 # `§` stands before each name that is to be replaced

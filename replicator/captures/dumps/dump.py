@@ -24,9 +24,8 @@ from replicator.captures.dumps.rows import Content, covers, reached, scope_of, s
 from replicator.captures.dumps.selection import Selection, point_at, resolve_since, resolve_until, scope_of_dump
 from replicator.captures.dumps.writer import DumpWriter
 from replicator.captures.events.scope import Patterns
-from replicator.captures.fold import manifest_at, open_manifest, read_records
-from replicator.captures.manifest import Manifest
-from replicator.captures.scanning.turns import ScannedTables
+from replicator.captures.manifest import Manifest, manifest_at, open_manifest, read_records
+from replicator.captures.walk import ScannedTables
 from replicator.core.logging import tell_event
 from replicator.core.not_replicated import INCOMPLETE, SUPPORTED, FormatChoice, NotReplicated, Report
 from replicator.core.runtime import Runtime

@@ -12,7 +12,6 @@ import xxhash
 
 from cmroot.log.captured import FILES, RELEASE, segments
 from cmroot.root import ChangeRoot
-from replicator.captures.constraining import is_known
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import Scope
 from replicator.captures.dumps.selection import Entering, Selection
@@ -20,8 +19,7 @@ from replicator.captures.dumps.writer import DumpWriter
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.events.scope import Patterns, UnreadEvents, matches_name
-from replicator.captures.fold import read_records
-from replicator.captures.manifest import Manifest
+from replicator.captures.manifest import Manifest, is_known, read_records
 from replicator.captures.unlistable import Uncaptured, gaps, left_out, remembered, remembered_connectors, sight_at
 from replicator.core.grouping import batched
 from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged

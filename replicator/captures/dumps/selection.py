@@ -21,7 +21,7 @@ from replicator.captures.dumps.layout import FINISHED, Point, Scope, open_parts
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.events.scope import Patterns, matches_name
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
 

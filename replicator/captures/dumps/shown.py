@@ -16,7 +16,7 @@ from cmroot.store.place import as_written, name_of
 from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader, Keys
 from replicator.captures.events.record import ChangeRecord
 from replicator.captures.events.scope import captured_databases
-from replicator.captures.fold import read_records
+from replicator.captures.manifest import read_records
 from replicator.core.not_replicated import Report, table_of
 from replicator.errors import FormatError
 

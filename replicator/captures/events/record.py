@@ -1,7 +1,7 @@
 """ChangeRecord: one change of the warehouse, with its position in the captured log.
 
 Contains the kinds of change and their properties; section `lines` has their JSON. `decode` converts notification events
-to changes, `replicator.captures.apply` applies records to the known state, and `replicator.replay.plan.squash` applies
+to changes, `replicator.captures.apply` applies records to the known state, and `replicator.replay.squash` applies
 them to a target.
 """
 

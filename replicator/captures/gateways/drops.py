@@ -1,5 +1,5 @@
-"""One call that deletes data, from its arrival to its answer: the files that it would delete are moved into `$cmroot`,
-the call continues with deletion turned off, and its outcome decides whether the files remain there.
+"""One call that deletes data, from its arrival to its answer: the files that it would delete are moved into
+`$cmroot`, the call continues with deletion turned off, and its outcome decides whether the files remain there.
 
 The order protects the data: files retained and moved, journal, call, outcome, entries for the capture, the answer last.
 """
@@ -21,26 +21,31 @@ from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
 from cmroot.keep.journal import DONE, INTERCEPTING, DropCall, Journal
 from cmroot.store.place import is_within, remove_if_empty, resolved
-from replicator.captures.gateways.calls import (
+from replicator.captures.gateways.messages import (
+    INTERNAL_ERROR,
     SHAPES,
     Drop,
+    Fields,
+    MessageHeader,
     NotUnderstood,
+    application_error,
+    declared_error,
     meta_exception_field,
     understand,
     without_deletion,
-)
-from replicator.captures.gateways.log_lines import one_line
-from replicator.captures.gateways.messages import (
-    INTERNAL_ERROR,
-    Fields,
-    MessageHeader,
-    application_error,
-    declared_error,
     write_struct,
 )
 from replicator.captures.gateways.targets import DropOutcome, Targets, Upstream, find_outcome, find_targets, homes_of
 from replicator.core.model import Table
+from replicator.core.text import printable
 from replicator.errors import ObjectNotFound
+
+
+def one_line(record: logging.LogRecord) -> bool:
+    """Filters the records of a logger, for any of its handlers."""
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
 
 # ---- believed --------------------------------------------------------------------------------------------------------
 # The journals that a gateway follows when it starts. They list files to move and remove, and anyone with write access

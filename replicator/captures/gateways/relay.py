@@ -16,10 +16,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from replicator.captures.gateways import upstream as refusals
-from replicator.captures.gateways.auth.door import GSSAPI, Channel, NotAdmitted, prepare
-from replicator.captures.gateways.auth.tokens import TokenRefused, Tokens
-from replicator.captures.gateways.drops import UpstreamLost, refusal
-from replicator.captures.gateways.log_lines import one_line
+from replicator.captures.gateways.door import GSSAPI, Channel, NotAdmitted, prepare
+from replicator.captures.gateways.drops import UpstreamLost, one_line, refusal
 from replicator.captures.gateways.messages import (
     CALL,
     I64,
@@ -43,7 +41,7 @@ from replicator.captures.gateways.messages import (
     text,
     write_struct,
 )
-from replicator.captures.gateways.service import Place, Service
+from replicator.captures.gateways.security import Place, Service, TokenRefused, Tokens
 from replicator.captures.gateways.targets import Bytes, Extent, MethodNames
 from replicator.captures.gateways.upstream import CHUNK, HIDDEN, ServerEnd, handling
 from replicator.errors import MetastoreError, MetastoreUnreachable

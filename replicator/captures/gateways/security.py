@@ -1,22 +1,284 @@
-"""Comparison of a gateway's two sides: it gives no client access to the metastore, and no rights there, that the client
-would not have otherwise. Weaker configurations are refused, or logged if they are allowed.
+"""Security of a gateway: what its clients must prove, delegation tokens, and the state that connections share.
+
+Tokens are in Hadoop's format; a client proves its token by SASL DIGEST-MD5 (RFC 2831). A token contains its owner and
+expiry, and its password is a signature of that: any holder of the key, and any gateway with the same key, can verify
+it. Cancelled tokens are remembered until the gateway ends.
+Section `risks` compares the gateway's two sides: it gives no client access to the metastore, and no rights there, that
+the client would not have otherwise. Weaker configurations are refused, or logged if they are allowed.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import ipaddress
 import logging
+import secrets
 import ssl
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 
-from replicator.captures.gateways.auth.door import GSSAPI, Door, KerberosProof, Proof
-from replicator.captures.gateways.auth.local_names import LocalNames, parse_rules
-from replicator.captures.gateways.auth.tokens import MECHANISM, DigestProof, Tokens
+from cmroot.authentication import DigestLayer, parsed
+from replicator.captures.gateways.door import GSSAPI, Door, KerberosProof, NotAdmitted, Proof
+from replicator.captures.gateways.drops import GRACE, Counts, Drops
+from replicator.captures.gateways.local_names import LocalNames, NoLocalUser, parse_rules
 from replicator.captures.gateways.upstream import Asked
 from replicator.core.connections import GatewayConfig, MetastoreConfig, Risk, read_secret
 from replicator.errors import ConfigError, UsageError
-from replicator.metastore.sasl import LEAST_QUALITY
-from replicator.metastore.transport import Quality
+from replicator.metastore.sasl import DIGEST_URI, LEAST_QUALITY, REALM, counted
+from replicator.metastore.transport import Layer, Quality, Unlayered
+
+# ---- delegation tokens -----------------------------------------------------------------------------------------------
+
+
+MECHANISM = "DIGEST-MD5"
+KIND = b"HIVE_DELEGATION_TOKEN"
+LIFE = 7 * 86400  # seconds, Hadoop's own maximum
+_COUNT = "00000001"
+_QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
+_CIPHER = "rc4"  # the one that our layer supports; real encryption is TLS below it
+
+
+class TokenRefused(Exception):
+    """Raised if a token is not issued, renewed or cancelled. The message contains the reason."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A parsed token. identifier: its bytes as clients have them; until: in seconds since 1970."""
+
+    identifier: bytes
+    owner: str
+    renewer: str
+    until: float
+
+
+class Tokens:
+    """Thread-safe. names: the users of owners and renewers; proxies: users who may request tokens for others."""
+
+    def __init__(
+        self, key: str, names: LocalNames, proxies: Collection[str] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self._key, self._names, self._proxies, self._clock = key.encode(), names, frozenset(proxies), clock
+        self._cancelled: dict[bytes, float] = {}
+        self._lock = threading.Lock()
+
+    def give(self, user: str, owner: str, renewer: str) -> str:
+        """Returns a token of `owner`, requested by `user`, in Hadoop's URL encoding. Raises TokenRefused."""
+        try:
+            owner = self._names.named(owner) if owner else user
+        except NoLocalUser as error:
+            raise TokenRefused(str(error)) from error
+        if owner != user and user not in self._proxies:
+            raise TokenRefused(f"{user} may not act for {owner}: it is not in proxy_users of the gateway")
+        now = self._clock()
+        identifier = (
+            b"\0"
+            + b"".join(_text(each) for each in (owner, renewer, user if owner != user else ""))
+            + b"".join(_number(int(each * 1000)) for each in (now, now + LIFE))
+            + _number(secrets.randbits(31))
+            + _number(1)
+        )
+        parts = (identifier, self._password(identifier), KIND, b"")
+        data = b"".join(_number(len(each)) + each for each in parts)
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    def renewed(self, user: str, token: str) -> int:
+        """Returns the end of a token's validity, in milliseconds; a renewal does not extend it. Raises TokenRefused."""
+        return int(self._own(user, token).until * 1000)
+
+    def cancel(self, user: str, token: str) -> None:
+        """Cancels a token. May run twice. Raises TokenRefused."""
+        found, now = self._own(user, token), self._clock()
+        with self._lock:
+            self._cancelled = {each: until for each, until in self._cancelled.items() if until > now}
+            self._cancelled[found.identifier] = found.until
+
+    def password(self, username: str) -> tuple[str, str]:
+        """Returns (owner, password) of the token whose identifier a client sent. Raises TokenRefused."""
+        try:
+            identifier = base64.b64decode(username, validate=True)
+            found = _read(identifier)
+        except (ValueError, IndexError, binascii.Error):
+            raise TokenRefused("what the client gives is no delegation token") from None
+        with self._lock:
+            cancelled = identifier in self._cancelled
+        if cancelled or found.until < self._clock():
+            raise TokenRefused(
+                f"the delegation token of {found.owner} {'was cancelled' if cancelled else 'has run out'}"
+            )
+        return found.owner, base64.b64encode(self._password(identifier)).decode()
+
+    def _own(self, user: str, token: str) -> Token:
+        try:
+            data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+            identifier, rest = counted(data)
+            signature, _ = counted(rest)
+            found = _read(identifier)
+        except (ValueError, IndexError, binascii.Error):
+            raise TokenRefused("this is no delegation token") from None
+        if not hmac.compare_digest(signature, self._password(identifier)):
+            raise TokenRefused("this delegation token is not of this gateway")
+        if user != found.owner and not self._renews(user, found.renewer):
+            raise TokenRefused(f"{user} is neither owner nor renewer of the delegation token")
+        return found
+
+    def _renews(self, user: str, renewer: str) -> bool:
+        try:
+            return user == self._names.named(renewer)
+        except NoLocalUser:
+            return False
+
+    def _password(self, identifier: bytes) -> bytes:
+        return hmac.digest(self._key, identifier, "sha256")
+
+
+class DigestProof:
+    """Authentication by a delegation token of the gateway. See `door.Proof`."""
+
+    def __init__(self, tokens: Tokens, least: Quality) -> None:
+        self._tokens = tokens
+        self._offered = [name for name, each in _QUALITIES.items() if each >= least]
+
+    def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
+        nonce = secrets.token_urlsafe(24)
+        qualities = ",".join(self._offered)
+        words = f'realm="{REALM}",nonce="{nonce}",qop="{qualities}",cipher="{_CIPHER}"'
+        challenge = f"{words},charset=utf-8,algorithm=md5-sess"
+        said = parsed(exchange(challenge.encode()))
+        quality = said.get("qop", "auth")
+        private = quality == "auth-conf"
+        expected = {"nonce": nonce, "nc": _COUNT, "realm": REALM, "digest-uri": DIGEST_URI}
+        expected |= {"cipher": _CIPHER} if private else {}
+        if quality not in self._offered or any(said.get(key) != value for key, value in expected.items()):
+            raise NotAdmitted(f"the client does not answer the challenge; protections: {qualities}")
+        if said.get("authzid"):
+            raise NotAdmitted("a delegation token is its owner's")
+        try:
+            owner, password = self._tokens.password(said.get("username", ""))
+        except TokenRefused as error:
+            raise NotAdmitted(str(error)) from error
+        start = _md5(f"{said['username']}:{REALM}:{password}".encode()) + f":{nonce}:{said.get('cnonce', '')}".encode()
+        key = _md5(start)
+
+        def digest(verb: str) -> str:
+            uri = f"{verb}:{DIGEST_URI}" + (f":{'0' * 32}" if quality != "auth" else "")
+            what = f"{key.hex()}:{nonce}:{_COUNT}:{said.get('cnonce', '')}:{quality}:{_md5(uri.encode()).hex()}"
+            return _md5(what.encode()).hex()
+
+        if not hmac.compare_digest(said.get("response", "").encode(), digest("AUTHENTICATE").encode()):
+            raise NotAdmitted(f"the client does not know the password of the delegation token of {owner}")
+        exchange(f"rspauth={digest('')}".encode())
+        return owner, Unlayered() if quality == "auth" else DigestLayer(key, private, server=True)
+
+
+def _read(identifier: bytes) -> Token:
+    """Parses a token's identifier. Raises ValueError, IndexError."""
+    if identifier[0]:
+        raise ValueError("a version that is not known")
+    owner, rest = counted(identifier[1:])
+    renewer, rest = counted(rest)
+    _, rest = counted(rest)
+    _, rest = _long(rest)
+    until, _ = _long(rest)
+    return Token(identifier, owner.decode(), renewer.decode(), until / 1000)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _number(len(data)) + data
+
+
+def _number(number: int) -> bytes:
+    """Encodes a number as Hadoop's WritableUtils do: up to 127 in one byte, others after their size."""
+    if number < 128:
+        return bytes([number])
+    data = number.to_bytes((number.bit_length() + 7) // 8, "big")
+    return bytes([144 - len(data)]) + data
+
+
+def _long(data: bytes) -> tuple[int, bytes]:
+    if data[0] < 128:
+        return data[0], data[1:]
+    size = 144 - data[0]
+    if not 0 < size <= 8:
+        raise ValueError(data[0])
+    return int.from_bytes(data[1 : 1 + size], "big"), data[1 + size :]
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+# ---- state that all connections share --------------------------------------------------------------------------------
+
+
+PLAIN = GatewayConfig()
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """The timeouts of each side. `client`: to finish sending a call (also the first one of a connection), and to read a
+    chunk of an answer; `answer`: for the metastore, until an answer begins, and between its chunks; `stop`: for running
+    calls when the gateway is stopped."""
+
+    client: timedelta = timedelta(minutes=1)
+    answer: timedelta = timedelta(minutes=10)  # Hive's own, hive.metastore.client.socket.timeout
+    stop: timedelta = timedelta(seconds=20)
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """threads: maximum number of connections; pass_unknown: calls unknown to this release are forwarded; grace: see
+    `drops.GRACE`; security: what clients must prove."""
+
+    threads: int = 1000
+    pass_unknown: bool = False
+    grace: timedelta = GRACE
+    timeouts: Timeouts = Timeouts()
+    security: GatewayConfig = PLAIN
+
+
+@dataclass(frozen=True)
+class Service:
+    """State that all connections of a gateway share. `stopping`: a descriptor that becomes readable when the gateway is
+    to stop; `large`: permits for large calls, which are read completely."""
+
+    door: Door
+    metastore: Asked
+    tokens: Tokens | None
+    drops: Drops
+    counts: Counts
+    stopping: int
+    pass_unknown: bool
+    timeouts: Timeouts
+    large: threading.Semaphore
+
+
+class Place:
+    """The permit of one connection for large calls; it holds at most one."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        self._places, self._has = places, False
+
+    def take(self, seconds: float) -> bool:
+        """Returns True if the permit is held within this many seconds."""
+        self._has = self._has or self._places.acquire(timeout=seconds)
+        return self._has
+
+    def leave(self) -> None:
+        if self._has:
+            self._places.release()
+        self._has = False
+
+
+# ---- risks, and the parts that a configuration demands ---------------------------------------------------------------
+
 
 SHORTEST_KEY = 32  # characters
 

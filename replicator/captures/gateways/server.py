@@ -19,8 +19,14 @@ from cmroot.store.place import join
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.gateways.drops import Counts, Drops
 from replicator.captures.gateways.relay import LARGE_AT_ONCE, Connection
-from replicator.captures.gateways.security import check_risks, make_asked, make_door, make_tokens
-from replicator.captures.gateways.service import GatewaySettings, Service
+from replicator.captures.gateways.security import (
+    GatewaySettings,
+    Service,
+    check_risks,
+    make_asked,
+    make_door,
+    make_tokens,
+)
 from replicator.captures.gateways.targets import Upstream
 from replicator.core.connections import DEFAULT_PORT, check_gateway
 from replicator.core.not_replicated import Report

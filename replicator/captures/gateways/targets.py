@@ -14,9 +14,8 @@ import msgspec
 
 from cmroot.keep.journal import InterceptSource, Journal, Owner
 from cmroot.store.place import normal, parent
-from replicator.captures.events.decode import decode, message_text
+from replicator.captures.events.notification_log import decode, message_text
 from replicator.captures.events.record import DropDatabase, DropPartitions, DropTable
-from replicator.captures.gateways.calls import Drop
 from replicator.captures.gateways.messages import (
     DEPTH_LIMIT,
     FIXED,
@@ -27,6 +26,7 @@ from replicator.captures.gateways.messages import (
     STRING,
     STRING_LIMIT,
     STRUCT,
+    Drop,
     Garbage,
     least,
 )

@@ -15,14 +15,14 @@ from typing import Literal
 
 import msgspec
 
-from replicator.captures.gateways.auth.door import LOOKED_AT, Channel
-from replicator.captures.gateways.auth.local_names import guess, in_their_words
-from replicator.captures.gateways.calls import SHAPES
+from replicator.captures.gateways.door import LOOKED_AT, Channel
 from replicator.captures.gateways.drops import Reply, UpstreamLost, refusal
+from replicator.captures.gateways.local_names import guess, in_their_words
 from replicator.captures.gateways.messages import (
     INTERNAL_ERROR,
     PROTOCOL_ERROR,
     REPLY,
+    SHAPES,
     Garbage,
     MessageHeader,
     application_error,

@@ -12,7 +12,7 @@ from replicator.cli.options import Session, engine_options, json_option, of_poli
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
 from replicator.commands.cm import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
 from replicator.core.text import duration_text
-from replicator.replay.restore.pins import PinList, Pinned
+from replicator.replay.restore.kept import PinList, Pinned
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,8 +20,7 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, join, local_path, located, normal
 from replicator.captures.events.record import ChangeRecord, EventsRead
-from replicator.captures.fold import manifest_path, opened, read_records
-from replicator.captures.manifest import Manifest
+from replicator.captures.manifest import Manifest, manifest_path, opened, read_records
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.not_replicated import Report

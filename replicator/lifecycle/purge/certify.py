@@ -62,7 +62,7 @@ from replicator.lifecycle.removal.audit import AuditLog, begin_audit
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.newer_servers import refuse_for_spark
-from replicator.replay.places.replica import LAST_ID
+from replicator.replay.replica import LAST_ID
 
 VERSIONS = "this version is deleted, by hand or a rule of the bucket"
 """The event that removes a noncurrent version."""

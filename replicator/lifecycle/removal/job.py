@@ -40,7 +40,7 @@ from replicator.lifecycle.removal.audit import REMOVED, AuditLog, begin_audit, r
 from replicator.lifecycle.removal.live import LiveLocations, Unregistered
 from replicator.lifecycle.removal.removal import Judged, Limits, Refusal, Removal, judge, read_holds
 from replicator.metastore.client import Metastore, checked
-from replicator.replay.copy.staging import OPEN, Fence, fenced, give_up_attempts
+from replicator.replay.apply.staging import OPEN, Fence, fenced, give_up_attempts
 
 # ---- removal of directories ------------------------------------------------------------------------------------------
 

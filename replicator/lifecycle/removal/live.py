@@ -20,8 +20,7 @@ import msgspec
 from cmroot.store.local import status_of
 from cmroot.store.place import is_local, local_path, resolved
 from replicator.captures.events import record as kinds
-from replicator.captures.events.decode import decode
-from replicator.captures.events.reader import read_events
+from replicator.captures.events.notification_log import decode, read_events
 from replicator.captures.events.record import Change
 from replicator.captures.events.scope import IRRELEVANT
 from replicator.core.grouping import batched

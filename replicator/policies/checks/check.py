@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cmroot.errors import Error
 from cmroot.store.place import join
-from replicator.captures.events.reader import change_manager
+from replicator.captures.events.notification_log import change_manager
 from replicator.captures.events.scope import Patterns, newest_event, read_reach
 from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.core.not_replicated import NotReplicated, Report, merged
@@ -30,7 +30,7 @@ from replicator.policies.direction import Pair, former_replicas, runs_in_reverse
 from replicator.policies.drills.drill_record import Drills
 from replicator.policies.memory import History, Memory
 from replicator.policies.status import Status, status
-from replicator.replay.plan.target import default_warehouse
+from replicator.replay.target import default_warehouse
 
 SAMPLE = 200  # tables of a database whose locations are checked
 RUNS = 20  # of the history, newest first

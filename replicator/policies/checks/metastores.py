@@ -10,7 +10,7 @@ from datetime import timedelta
 from cmroot.errors import StorageUnreachable
 from cmroot.store.buckets import BucketQueue, why_not_all
 from cmroot.store.place import as_written
-from replicator.captures.events.reader import digest
+from replicator.captures.events.notification_log import digest
 from replicator.captures.events.scope import TTL, Reach, newest_event, refuse_other_catalog
 from replicator.captures.gateways.security import risks
 from replicator.core.connections import GatewayConfig, MetastoreConfig

@@ -28,9 +28,9 @@ from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.policies.drills.drill_record import Drill, Drills
 from replicator.policies.memory import Memory
-from replicator.replay.places.placement import uri
-from replicator.replay.places.replica import own_parameters, view_parameters
-from replicator.replay.places.view_text import not_understood, rename_databases, why_no_view
+from replicator.replay.placement import uri
+from replicator.replay.replica import own_parameters, view_parameters
+from replicator.replay.server_rules import not_understood, rename_databases, why_no_view
 
 # ---- shadows ---------------------------------------------------------------------------------------------------------
 # Shadows: copies of a replica's objects in databases of a drill, and the stamp that marks them. Pure.

@@ -37,9 +37,9 @@ from replicator.metastore.newer_servers import refuse_for_spark
 from replicator.policies.drills.build import Shadows, build, row_count, sweep, tear_down
 from replicator.policies.drills.drill_record import Asked, Drill, DrillPlan, Drills, Standing
 from replicator.policies.memory import Memory, iso
-from replicator.replay.places.replica import LAST_ID, LOADING, POSITION
-from replicator.replay.places.view_text import not_understood
-from replicator.replay.plan.target import default_warehouse
+from replicator.replay.replica import LAST_ID, LOADING, POSITION
+from replicator.replay.server_rules import not_understood
+from replicator.replay.target import default_warehouse
 
 # ---- queries ---------------------------------------------------------------------------------------------------------
 # Smoke queries: the queries of a drill on its shadows, and the evaluation of the answers.

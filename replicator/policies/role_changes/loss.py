@@ -23,8 +23,7 @@ from cmroot.store.place import join, normal, scratch
 from replicator.captures.dumps.layout import DumpMetadata, DumpReader
 from replicator.captures.dumps.selection import point_at, resolve_until
 from replicator.captures.events.scope import Patterns, waiting_events
-from replicator.captures.fold import manifest_at
-from replicator.captures.manifest import Manifest
+from replicator.captures.manifest import Manifest, manifest_at
 from replicator.core.grouping import batched
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.core.policy import Policy
@@ -34,8 +33,8 @@ from replicator.policies.direction import Direction
 from replicator.policies.memory import Memory, iso
 from replicator.policies.status import Unreplicated
 from replicator.policies.sync_plan import PolicyDumps
-from replicator.replay.places.placement import relative
-from replicator.replay.places.replica import LAST_ID
+from replicator.replay.placement import relative
+from replicator.replay.replica import LAST_ID
 
 # ---- uncaptured ------------------------------------------------------------------------------------------------------
 # Files in the lost side's directories that no capture has seen: its last writes, if its metastore is lost and its

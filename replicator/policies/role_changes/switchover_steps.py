@@ -44,8 +44,8 @@ from replicator.policies.run import Remembering, SyncRun, run_once
 from replicator.policies.status import Unreplicated
 from replicator.policies.steps import SYNC, Steps, SyncSettings, concerned
 from replicator.policies.sync_plan import PolicyDumps
-from replicator.replay.places.replica import RESTORING
-from replicator.replay.plan.target import read_target, table_position
+from replicator.replay.replica import RESTORING
+from replicator.replay.target import read_target, table_position
 
 STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
 

@@ -20,8 +20,8 @@ from cmroot.errors import Error
 from cmroot.lease import Holder, acquire, held_at
 from cmroot.root import open_existing
 from replicator.errors import LeaseHeld
-from replicator.replay.copy.staging import give_up_attempts
-from replicator.replay.plan.target import standing
+from replicator.replay.apply.staging import give_up_attempts
+from replicator.replay.target import standing
 
 CLAIM = "replicator.loading.by"  # property of a target database: the load running on it, as a Claim; "": none
 _VERSION = 1

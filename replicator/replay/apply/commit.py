@@ -22,11 +22,12 @@ from replicator.core.not_replicated import PROPERTY, NotReplicated, from_propert
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
+from replicator.replay.apply.origins import KeyedExecutor
 from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
-from replicator.replay.copy.origins import KeyedExecutor
-from replicator.replay.places.placement import NamedPath, named_paths, noted_like
-from replicator.replay.places.replica import (
+from replicator.replay.placement import NamedPath, named_paths, noted_like
+from replicator.replay.plan import TablePlan, at_place
+from replicator.replay.replica import (
     LEFT_OUT,
     LOADING,
     OWN,
@@ -38,13 +39,10 @@ from replicator.replay.places.replica import (
     replica_function,
     replica_partition,
 )
-from replicator.replay.places.retired import close_retired
-from replicator.replay.places.server_rules import as_served, lacking
-from replicator.replay.places.view_text import in_waves
-from replicator.replay.plan.plan import TablePlan
-from replicator.replay.plan.rules import at_place
-from replicator.replay.plan.squash import Lineage
-from replicator.replay.plan.target import table_position
+from replicator.replay.retired import close_retired
+from replicator.replay.server_rules import as_served, in_waves, lacking
+from replicator.replay.squash import Lineage
+from replicator.replay.target import table_position
 
 TABLES = 500  # tables per read
 BESIDE = "-replicator-made-here"  # suffix of the directory in which a table on one file is created, then relocated

@@ -35,13 +35,13 @@ from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.planning import LoadSettings, compare, plan_load, roots_of
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
+from replicator.replay.apply.staging import sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit
 from replicator.replay.apply.transfer import Cloning, copy_files, missing_files, probe_files
 from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
-from replicator.replay.copy.staging import sweep_staging
-from replicator.replay.plan.plan import Name, Plan
-from replicator.replay.plan.squash import gathered, surviving_partitions
+from replicator.replay.plan import Name, Plan
+from replicator.replay.squash import gathered, surviving_partitions
 
 FEW = 50  # maximum of tables that are requested by name
 NAME_BYTES = 200  # of an acknowledgement's file name: filesystems allow 255

@@ -18,15 +18,16 @@ from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
-from replicator.replay.apply.occupied import create_databases
+from replicator.replay.apply.existing_objects import create_databases
 from replicator.replay.apply.transfer import CloneTask, run_clone_task
 from replicator.replay.apply.work import Work, exists, leaving_partitions, make_directory
-from replicator.replay.places.neighbours import Leaving
-from replicator.replay.places.placement import not_noted, relative
-from replicator.replay.places.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
-from replicator.replay.places.retired import Retired
-from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
-from replicator.replay.plan.rules import (
+from replicator.replay.neighbours import Leaving
+from replicator.replay.placement import not_noted, relative
+from replicator.replay.plan import (
+    LeftOut,
+    Name,
+    Plan,
+    TablePlan,
     at_place,
     is_moved_by_renaming,
     of_kind,
@@ -35,8 +36,10 @@ from replicator.replay.plan.rules import (
     with_path,
     without_path,
 )
-from replicator.replay.plan.squash import PartitionFate
-from replicator.replay.plan.target import NEW, PASSING, applied_position, passing_name, rename_order
+from replicator.replay.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
+from replicator.replay.retired import Retired
+from replicator.replay.squash import PartitionFate
+from replicator.replay.target import NEW, PASSING, applied_position, passing_name, rename_order
 
 
 class Preparation:

@@ -20,7 +20,11 @@ from replicator.core.not_replicated import DELTA, table_format
 from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.apply.differing import named_files
+from replicator.replay.apply.copy_task import entries, file_in, fold_entries, slashed
+from replicator.replay.apply.copying import remove_file
+from replicator.replay.apply.existing_objects import named_files
+from replicator.replay.apply.origins import Roots
+from replicator.replay.apply.staging import OPEN, Fence, fenced, sweep_empty
 from replicator.replay.apply.work import (
     RecycleTask,
     Replay,
@@ -29,16 +33,11 @@ from replicator.replay.apply.work import (
     run_recycle_task,
     to_recycle,
 )
-from replicator.replay.copy.copy_task import entries, file_in, fold_entries, slashed
-from replicator.replay.copy.copying import remove_file
-from replicator.replay.copy.origins import Roots
-from replicator.replay.copy.staging import OPEN, Fence, fenced, sweep_empty
-from replicator.replay.places.neighbours import Clearing, Free, Leaving, Name, to_clear
-from replicator.replay.places.placement import relative
-from replicator.replay.places.retired import Retired, note_retired, reported
-from replicator.replay.plan.plan import Plan, TablePlan
-from replicator.replay.plan.rules import FileRules
-from replicator.replay.plan.squash import Lineage, surviving_partitions
+from replicator.replay.neighbours import Clearing, Free, Leaving, Name, to_clear
+from replicator.replay.placement import relative
+from replicator.replay.plan import FileRules, Plan, TablePlan
+from replicator.replay.retired import Retired, note_retired, reported
+from replicator.replay.squash import Lineage, surviving_partitions
 
 HOMES = 10_000  # directories of one task, which reads the paths of the entire dump
 

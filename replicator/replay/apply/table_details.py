@@ -21,8 +21,9 @@ from replicator.core.not_replicated import NotReplicated
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.work import Work
-from replicator.replay.places.replica import replica_statistics
-from replicator.replay.places.server_rules import (
+from replicator.replay.plan import TablePlan
+from replicator.replay.replica import replica_statistics
+from replicator.replay.server_rules import (
     LACKING,
     NO_CONSTRAINT,
     Lack,
@@ -32,7 +33,6 @@ from replicator.replay.places.server_rules import (
     storable,
     with_lack,
 )
-from replicator.replay.plan.plan import TablePlan
 
 Name = tuple[str, str]
 There = dict[Name, tuple[Constraint, ...]]

@@ -23,15 +23,24 @@ from replicator.core.model import Partition, Table
 from replicator.core.text import count_text
 from replicator.errors import FilesMissing, Refused
 from replicator.metastore.client import PARTITION_BATCH
+from replicator.replay.apply.copy_task import (
+    COMPARE,
+    COPY,
+    PROBE,
+    REMOVE,
+    CopyReport,
+    CopyTask,
+    LogTask,
+    run_copy_task,
+    run_log_task,
+)
+from replicator.replay.apply.origins import Roots
+from replicator.replay.apply.staging import Attempt, fenced, give_up_attempts, noted
 from replicator.replay.apply.work import Replay, Work
-from replicator.replay.copy.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
-from replicator.replay.copy.logs import LogTask, run_log_task
-from replicator.replay.copy.origins import Roots
-from replicator.replay.copy.staging import Attempt, fenced, give_up_attempts, noted
-from replicator.replay.places.placement import is_published
-from replicator.replay.places.retired import Retired
-from replicator.replay.plan.plan import Plan, TablePlan
-from replicator.replay.plan.squash import Lineage
+from replicator.replay.placement import is_published
+from replicator.replay.plan import Plan, TablePlan
+from replicator.replay.retired import Retired
+from replicator.replay.squash import Lineage
 
 TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and losing one costs little
 TASK_FILES = 20_000

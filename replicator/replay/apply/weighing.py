@@ -18,16 +18,15 @@ from replicator.core.model import Partition, partition_name
 from replicator.core.text import parse_size
 from replicator.errors import ConfigError, Refused
 from replicator.metastore.client import PARTITION_BATCH
+from replicator.replay.apply.copy_task import entries, fold_entries
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus
 from replicator.replay.apply.work import Replay, leaving_partitions, places_of
-from replicator.replay.copy.copy_task import entries, fold_entries
-from replicator.replay.places.neighbours import Clearing, Leaving, to_clear
-from replicator.replay.places.placement import is_published
-from replicator.replay.places.replica import has_sources_data
-from replicator.replay.plan.plan import Plan, TablePlan
-from replicator.replay.plan.rules import FileRules
-from replicator.replay.plan.target import applied_position
+from replicator.replay.neighbours import Clearing, Leaving, to_clear
+from replicator.replay.placement import is_published
+from replicator.replay.plan import FileRules, Plan, TablePlan
+from replicator.replay.replica import has_sources_data
+from replicator.replay.target import applied_position
 
 DROPPED = "dropped at the source"
 REPLACED = "made anew from the dump"

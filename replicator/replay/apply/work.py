@@ -28,16 +28,16 @@ from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader, checked
 from replicator.metastore.concurrency import paced
 from replicator.replay.apply.claim import Claims
-from replicator.replay.copy.copy_task import LeftTask, run_left_task
-from replicator.replay.copy.origins import KeyedExecutor, Outcomes, Roots
-from replicator.replay.copy.staging import OPEN, Fence, fenced, remove_above
-from replicator.replay.places.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear
-from replicator.replay.places.placement import BY_NAME, is_published, lies_by_name, not_noted, noted, relative
-from replicator.replay.places.replica import has_own_data, has_sources_data
-from replicator.replay.places.retired import Retired, has_left, note_left, note_retired, take_left
-from replicator.replay.places.view_text import in_waves
-from replicator.replay.plan.plan import Plan, TablePlan
-from replicator.replay.plan.target import NEW
+from replicator.replay.apply.copy_task import LeftTask, run_left_task
+from replicator.replay.apply.origins import KeyedExecutor, Outcomes, Roots
+from replicator.replay.apply.staging import OPEN, Fence, fenced, remove_above
+from replicator.replay.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear
+from replicator.replay.placement import BY_NAME, is_published, lies_by_name, not_noted, noted, relative
+from replicator.replay.plan import Plan, TablePlan
+from replicator.replay.replica import has_own_data, has_sources_data
+from replicator.replay.retired import Retired, has_left, note_left, note_retired, take_left
+from replicator.replay.server_rules import in_waves
+from replicator.replay.target import NEW
 
 T = TypeVar("T")
 

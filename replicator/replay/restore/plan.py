@@ -35,12 +35,12 @@ from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.planning import LoadSettings, describe, plan_load
-from replicator.replay.places.placement import relative
-from replicator.replay.places.replica import RESTORING, SOURCE
-from replicator.replay.plan.plan import Plan
-from replicator.replay.plan.target import database_location, default_warehouse
+from replicator.replay.placement import relative
+from replicator.replay.plan import Plan
+from replicator.replay.replica import RESTORING, SOURCE
 from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, moment, moment_text, names_in
 from replicator.replay.restore.available import chosen as chosen_partitions
+from replicator.replay.target import database_location, default_warehouse
 
 OUTSIDE = "external-data"  # in the new database's directory; table names have no hyphen
 

@@ -22,9 +22,8 @@ from replicator.lifecycle.retention.datasets import Explained
 from replicator.policies.drills.drill_record import ShownDrills
 from replicator.policies.lag import Lag
 from replicator.policies.memory import ShownHistory
-from replicator.replay.restore.kept import KeptList
-from replicator.replay.restore.past_files import FoundList
-from replicator.replay.restore.pins import PinList
+from replicator.replay.restore.kept import KeptList, PinList
+from replicator.replay.restore.restore import FoundList
 from replicator.replay.restore.upkeep import ExpiryPlanned
 from replicator.service.web import policy_queries, removals, roots, upcoming_removals
 from replicator.service.web.endpoint import (

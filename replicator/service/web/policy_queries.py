@@ -22,7 +22,7 @@ from replicator.lifecycle.housekeeping.run import time_of
 from replicator.policies.checks.check import PolicyChecked, impatient
 from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, shown_roles
-from replicator.replay.restore.pins import PinList, SlotState
+from replicator.replay.restore.kept import PinList, SlotState
 from replicator.service.runs import ServiceRun, answer_of, iso
 from replicator.service.series import LagSample, lag_samples
 from replicator.service.web.endpoint import Asking, normal_place, option_of, roots_of

@@ -28,7 +28,7 @@ from replicator.errors import UsageError
 from replicator.ingestion.adapters.ingestion_shown import AssetsShown, IngestionStats
 from replicator.ingestion.ingestion_request import IngestionJob, JobDetail
 from replicator.policies.memory import Memory
-from replicator.replay.restore.pins import PinList
+from replicator.replay.restore.kept import PinList
 from replicator.service.runs import iso
 from replicator.service.series import RootSample, root_samples
 from replicator.service.web.endpoint import Asking, asked_of_command, duration_of, option_of, roots_of

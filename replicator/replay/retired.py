@@ -1,11 +1,11 @@
-"""Retired directories: data that a load with `publish = "snapshot"` has replaced, and that running queries may read.
+"""Retired directories: data that a load with `publish = "snapshot"` replaced, and that running queries may read.
 
     superseded/<dump id>/<unique>.json   directories, noted in the target's `$cmroot` before any location switches
     superseded/<dump id>/closed          written when the load has ended: no reader begins to read them after that
     superseded/<dump id>-left/           the same, for files left in the source's layout: no delay
 
-After the delay, under the root's lease, `sweep_retired` moves them to `$cmroot`, except what a table or partition uses
-by then. Files that the successor shares (hard-linked unchanged by the load) are not moved a second time.
+After the delay, under the root's lease, `sweep_retired` moves them to `$cmroot`, except what an object uses by then.
+Files that the successor shares (hard-linked unchanged by the load) are not moved a second time.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from cmroot.store.place import (
 from replicator.core.not_replicated import NotReplicated, renamed
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.places.neighbours import Leaving, Name, Neighbours, Occupant, clear
-from replicator.replay.places.placement import PUBLISHED
-from replicator.replay.places.replica import LOADING
+from replicator.replay.neighbours import Leaving, Name, Neighbours, Occupant, clear
+from replicator.replay.placement import PUBLISHED
+from replicator.replay.replica import LOADING
 
 _NOTES = "superseded"
 _CLOSED = "closed"

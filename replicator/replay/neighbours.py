@@ -2,10 +2,9 @@
 
 Queried before any removal from the target: files removed with one object must not belong to another. Paths are compared
 as normalised by `cmroot.store.place`, and as written, too, as a symbolic link on the way is part of a path.
-
 All tables of the target are read at the first query, and of partitions the locations that do not follow from their
-names. A partition located in its table's directory by its own name, as most are, is read by that name when a path there
-is queried. So the index grows with tables and with partitions at locations of their own.
+names. A partition in its table's directory by its own name, as most are, is read by that name when a path there is
+queried. So the index grows with tables and with partitions at locations of their own.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from replicator.core.roles import RoleMark, is_shadow, mark_of
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.metastore.fields import catalog_of, qualified
-from replicator.replay.places.placement import PUBLISHED, is_noted, is_published, lies_by_name, published_name
-from replicator.replay.places.replica import SOURCE
+from replicator.replay.placement import PUBLISHED, is_noted, is_published, lies_by_name, published_name
+from replicator.replay.replica import SOURCE
 
 # ---- clearing --------------------------------------------------------------------------------------------------------
 # Clearing: moves the files of a directory to a `$cmroot`, except those of other objects. Has side effects; also runs on

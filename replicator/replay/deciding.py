@@ -1,4 +1,4 @@
-"""Plan making: databases, then each lineage, then leftovers and functions. Pure; `plan` holds the resulting value."""
+"""Plan making: databases, then each lineage, then leftovers and functions. Pure; `plan` holds the result."""
 
 from __future__ import annotations
 
@@ -13,27 +13,22 @@ from replicator.core.model import Table
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, why_not_replicated
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
-from replicator.replay.places.placement import Placement, relative
-from replicator.replay.places.replica import (
-    LEFT_OUT,
-    has_sources_data,
-    replica_database,
-    replica_function,
-    replica_table,
-)
-from replicator.replay.places.server_rules import (
+from replicator.replay.placement import Placement, relative
+from replicator.replay.plan import LeftOut, Name, Plan, TablePlan
+from replicator.replay.replica import LEFT_OUT, has_sources_data, replica_database, replica_function, replica_table
+from replicator.replay.server_rules import (
     NO_CONSTRAINT,
     NO_STATISTICS,
+    NO_VIEW,
     NOT_STORED,
     STANDING,
     not_replicated,
     replica_constraints,
     storable,
+    why_no_view,
 )
-from replicator.replay.places.view_text import NO_VIEW, why_no_view
-from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
-from replicator.replay.plan.squash import Lineage, Squashed
-from replicator.replay.plan.target import TargetDatabase, TargetPart, applied_position, passing_name, table_position
+from replicator.replay.squash import Lineage, Squashed
+from replicator.replay.target import TargetDatabase, TargetPart, applied_position, passing_name, table_position
 
 # ---- refusing --------------------------------------------------------------------------------------------------------
 # Refusals of a plan: tables that a load must not replace, and locations that it must not write to. Pure.

@@ -23,7 +23,7 @@ from replicator.captures.events.record import ChangeRecord
 from replicator.captures.events.scope import UnreadEvents
 from replicator.core.model import Constraint, Database, Function, Partition, Statistics, Table
 from replicator.metastore.client import PARTITION_BATCH
-from replicator.replay.places.placement import relative
+from replicator.replay.placement import relative
 
 Name = tuple[str, str]
 Move = tuple[int, str, str]  # from a position on, the content of the first directory is located in the second

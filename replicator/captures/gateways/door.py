@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from replicator.captures.gateways.auth.local_names import (
-    LocalNames,
-    NoLocalUser,
-    in_their_words,
-    speaks_sasl,
-    speaks_tls,
-)
+from replicator.captures.gateways.local_names import LocalNames, NoLocalUser, in_their_words, speaks_sasl, speaks_tls
 from replicator.captures.gateways.targets import Bytes
 from replicator.errors import MetastoreError, UsageError
 from replicator.metastore.sasl import LARGEST, LEAST_QUALITY, layer, said

@@ -1,4 +1,4 @@
-r"""Local users of Kerberos principals: Hadoop's rules (`hadoop.security.auth_to_local`). Pure.
+"""Local users of Kerberos principals: Hadoop's rules (`hadoop.security.auth_to_local`). Pure.
 
 RULE:[2:$1@$0](rm@EXAMPLE\.COM)s/.*/yarn/
 DEFAULT

@@ -3,11 +3,15 @@
 A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
 not), and copies its share. All entries of a path are in one bucket, so tasks do not communicate, and a list of files
 exists in a task's memory only.
+Delta logs are published after all data, so that readers always find a complete version: checkpoints, commits in order,
+the name of the last checkpoint last. Commits of another writer are not replaced without a request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import os
 import threading
 from bisect import bisect_right as bisect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,24 +19,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from cmroot.keep.content import is_kept
 from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
-from cmroot.store.delta import LOG, commit_version
+from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, rank
 from cmroot.store.hdfs import carry_attributes
 from cmroot.store.listing import list_tree
-from cmroot.store.place import Place, is_local, join, local_path, parent, resolved
+from cmroot.store.place import Place, is_local, join, local_path, located, parent, resolved
 from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error
-from replicator.replay.copy.copying import (
+from replicator.replay.apply.copying import (
     Placed,
     Placing,
     compare_file,
@@ -41,10 +47,10 @@ from replicator.replay.copy.copying import (
     probe_file,
     remove_file,
 )
-from replicator.replay.copy.origins import Roots, Wanted
-from replicator.replay.copy.staging import OPEN, Fence, is_published, noted, remove_emptied, sweep_empty
-from replicator.replay.places.neighbours import Clearing
-from replicator.replay.plan.rules import FileRules
+from replicator.replay.apply.origins import Roots, Wanted
+from replicator.replay.apply.staging import OPEN, Fence, is_published, noted, remove_emptied, sweep_empty
+from replicator.replay.neighbours import Clearing
+from replicator.replay.plan import FileRules
 
 # ---- delta files -----------------------------------------------------------------------------------------------------
 # Files of Delta logs among those of a load: how to recognise them, and who wrote a commit.
@@ -376,3 +382,81 @@ def run_left_task(task: LeftTask, fence: Fence = OPEN) -> Left:
         if not each.kept:
             sweep_empty(each.directory)
     return Left(removed, others)
+
+
+# ---- Delta logs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogTask:
+    """The logs in some parts of a dump, and a share of their tables: `share` of `shares`. `over`: commits of other
+    writers are replaced, and moved to the target's `$cmroot`."""
+
+    parts: Sequence[str]
+    rules: FileRules
+    roots: Roots
+    share: int
+    shares: int
+    over: bool
+    reread: bool = False
+    private: bool = False
+
+
+@dataclass
+class LogReport:
+    """The result of a task. `foreign`: paths of commits by other writers."""
+
+    copied: CopyReport = field(default_factory=CopyReport)
+    foreign: list[str] = field(default_factory=list)
+
+
+def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
+    """Publishes the logs of a task's tables, each in order, up to the first file that is not available. May run
+    twice."""
+    report, kept = LogReport(), kept_prefixes(task.roots.target)
+    files = _logs(task)
+    with noted(task.roots.target, (file.target for file in files), fence) as attempt:
+        for _, log in groupby(files, key=lambda file: log_of(file.target)):
+            some = list(log)
+            report.foreign += [] if task.over else [file.target for file in some if is_foreign(file, task.roots)]
+            if not report.foreign:
+                _publish(some, Placing(task.roots, attempt, kept, task.reread, task.private), report.copied)
+    return report
+
+
+def _logs(task: LogTask) -> list[Wanted]:
+    """Returns this share's log files, by table, and in order."""
+    tables = (
+        table.filter(pc.match_substring(table["path"].cast("string"), f"{LOG}/")) for table in entries(task.parts)
+    )
+    wanted, _ = fold_entries(tables, task.rules)
+    logs = (file for file in wanted if is_log(file.target))
+    mine = (file for file in logs if _digest(log_of(file.target)) % task.shares == task.share)
+    return sorted(mine, key=lambda file: (log_of(file.target), rank(file.target) or (0, 0), file.target))
+
+
+def _digest(place: str) -> int:
+    return xxhash.xxh3_64_intdigest(os.fsencode(place))
+
+
+def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> None:
+    broken = ""
+    for file in files:
+        if broken:
+            count(report, file, Placed("missing", reason=f"{broken}, which comes before it, is missing"))
+            continue
+        placed = place_file(file, how)
+        count(report, file, placed)
+        broken = file.target if placed.origin == "missing" else ""
+        if rank(file.target) == (LAST, 0) and not broken and not _leads_somewhere(file.target):
+            remove_file(file.target, how.roots, private=how.private)
+
+
+def _leads_somewhere(place: str) -> bool:
+    """Returns True if the checkpoint that a `_last_checkpoint` names exists: it may be newer than the rest."""
+    last = located(place)
+    names: Iterable[str] = last.parent.list()
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        version = msgspec.json.decode(last.read_bytes())["version"]
+        return any(checkpoint_version(name) == version for name in names)
+    return False

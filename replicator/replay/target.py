@@ -18,8 +18,8 @@ from replicator.core.roles import RoleMark, after_restore, mark_of, may_load_int
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.places.placement import Placement, is_published, relative
-from replicator.replay.places.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE
+from replicator.replay.placement import Placement, is_published, relative
+from replicator.replay.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE
 
 
 @dataclass(frozen=True)

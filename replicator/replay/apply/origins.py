@@ -1,5 +1,5 @@
-"""Sources of the bytes of a target's file: the target's own `$cmroot`, the source, the source's `$cmroot`, or a version
-in the source's bucket.
+"""Sources of the bytes of a target's file: the target's own `$cmroot`, the source, the source's `$cmroot`, or a
+version in the source's bucket.
 """
 
 from __future__ import annotations

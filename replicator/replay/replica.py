@@ -19,8 +19,8 @@ from replicator.core.model import EXTERNAL, Database, Function, Partition, Stati
 from replicator.core.not_replicated import reason_of
 from replicator.metastore.fields import ids
 from replicator.metastore.requests import CATALOG
-from replicator.replay.places.placement import Placement, respelled, uri
-from replicator.replay.places.view_text import CREATION, rename_databases
+from replicator.replay.placement import Placement, respelled, uri
+from replicator.replay.server_rules import CREATION, rename_databases
 
 LAST_ID = "repl.last.id"  # Hive's: the last event of the source that the object contains
 POSITION = "replicator.position"  # ours: its position in the captured log

@@ -21,7 +21,7 @@ from cmroot.store.place import folded, is_local, join, located, normal, scheme, 
 from replicator.core.model import Function, Partition, Storage, Table
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, Refused, UsageError
-from replicator.replay.places.server_rules import LACKING
+from replicator.replay.server_rules import LACKING
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def external_of(external: str, database: str) -> str:
     return join(external, f"{database.lower()}.db")
 
 
-PUBLISHED = ".published"  # the directory of published places, see replicator.replay.plan.rules
+PUBLISHED = ".published"  # the directory of published places, see replicator.replay.plan
 
 
 def is_published(location: str | None) -> bool:

@@ -37,8 +37,8 @@ from cmroot.store.local import FLOW
 from cmroot.store.place import Place, is_local, local_path, located, remote_store
 from cmroot.store.s3 import WHOLE
 from cmroot.store.spelling import raise_named
-from replicator.replay.copy.origins import Origin, Roots, Wanted, origins
-from replicator.replay.copy.staging import Attempt, given_up, is_published, is_stamped, stamp
+from replicator.replay.apply.origins import Origin, Roots, Wanted, origins
+from replicator.replay.apply.staging import Attempt, given_up, is_published, is_stamped, stamp
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):

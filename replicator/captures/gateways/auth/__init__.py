@@ -1,1 +1,0 @@
-"""Authentication of gateway clients: TLS, Kerberos, frames, and refusals in other protocols."""

@@ -1,1 +1,0 @@
-"""Scans: finds changes that left no event, in all tables or in turns."""

@@ -1,1 +1,0 @@
-"""Files of a load: copied, compared, renamed and recycled in Spark tasks."""

@@ -1,1 +1,0 @@
-"""The decisions of a load, before it changes anything."""
