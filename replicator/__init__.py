@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from replicator.commands.asset import asset_create as asset_create
     from replicator.commands.asset import asset_ls as asset_ls
     from replicator.commands.asset import asset_show as asset_show
-    from replicator.commands.audit import AuditLsOptions as AuditLsOptions
-    from replicator.commands.audit import AuditUndoOptions as AuditUndoOptions
-    from replicator.commands.audit import LegalHoldAddOptions as LegalHoldAddOptions
-    from replicator.commands.audit import LegalHoldLsOptions as LegalHoldLsOptions
-    from replicator.commands.audit import LegalHoldReleaseOptions as LegalHoldReleaseOptions
-    from replicator.commands.audit import audit_ls as audit_ls
-    from replicator.commands.audit import audit_undo as audit_undo
-    from replicator.commands.audit import legal_hold_add as legal_hold_add
-    from replicator.commands.audit import legal_hold_ls as legal_hold_ls
-    from replicator.commands.audit import legal_hold_release as legal_hold_release
     from replicator.commands.base import engines as engines
     from replicator.commands.capture import CaptureOptions as CaptureOptions
     from replicator.commands.capture import capture as capture
@@ -80,6 +70,16 @@ if TYPE_CHECKING:
     from replicator.commands.dump import dump as dump
     from replicator.commands.gateway import GatewayOptions as GatewayOptions
     from replicator.commands.gateway import gateway as gateway
+    from replicator.commands.guard import AuditLsOptions as AuditLsOptions
+    from replicator.commands.guard import AuditUndoOptions as AuditUndoOptions
+    from replicator.commands.guard import LegalHoldAddOptions as LegalHoldAddOptions
+    from replicator.commands.guard import LegalHoldLsOptions as LegalHoldLsOptions
+    from replicator.commands.guard import LegalHoldReleaseOptions as LegalHoldReleaseOptions
+    from replicator.commands.guard import audit_ls as audit_ls
+    from replicator.commands.guard import audit_undo as audit_undo
+    from replicator.commands.guard import legal_hold_add as legal_hold_add
+    from replicator.commands.guard import legal_hold_ls as legal_hold_ls
+    from replicator.commands.guard import legal_hold_release as legal_hold_release
     from replicator.commands.housekeeping import HousekeepingCancelOptions as HousekeepingCancelOptions
     from replicator.commands.housekeeping import HousekeepingLsOptions as HousekeepingLsOptions
     from replicator.commands.housekeeping import HousekeepingRearmOptions as HousekeepingRearmOptions
@@ -94,20 +94,20 @@ if TYPE_CHECKING:
     from replicator.commands.ingest import IngestDropZoneOptions as IngestDropZoneOptions
     from replicator.commands.ingest import IngestLsOptions as IngestLsOptions
     from replicator.commands.ingest import IngestRequestOptions as IngestRequestOptions
+    from replicator.commands.ingest import IngestRunOptions as IngestRunOptions
     from replicator.commands.ingest import IngestShowOptions as IngestShowOptions
     from replicator.commands.ingest import IngestStatsOptions as IngestStatsOptions
     from replicator.commands.ingest import IngestTakeOptions as IngestTakeOptions
+    from replicator.commands.ingest import IngestWatchOptions as IngestWatchOptions
     from replicator.commands.ingest import ingest_cancel as ingest_cancel
     from replicator.commands.ingest import ingest_drop_zone as ingest_drop_zone
     from replicator.commands.ingest import ingest_ls as ingest_ls
     from replicator.commands.ingest import ingest_request as ingest_request
+    from replicator.commands.ingest import ingest_run as ingest_run
     from replicator.commands.ingest import ingest_show as ingest_show
     from replicator.commands.ingest import ingest_stats as ingest_stats
     from replicator.commands.ingest import ingest_take as ingest_take
-    from replicator.commands.ingest_run import IngestRunOptions as IngestRunOptions
-    from replicator.commands.ingest_run import IngestWatchOptions as IngestWatchOptions
-    from replicator.commands.ingest_run import ingest_run as ingest_run
-    from replicator.commands.ingest_run import ingest_watch as ingest_watch
+    from replicator.commands.ingest import ingest_watch as ingest_watch
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
     from replicator.commands.load import LoadOptions as LoadOptions
@@ -179,7 +179,7 @@ __version__ = "0.1.0"
 
 _COMMANDS = {
     "base": ("engines",),
-    "audit": (
+    "guard": (
         "audit_ls",
         "AuditLsOptions",
         "audit_undo",
@@ -281,8 +281,11 @@ _COMMANDS = {
         "ingest_stats",
         "IngestStatsOptions",
         "IngestShowOptions",
+        "ingest_run",
+        "IngestRunOptions",
+        "ingest_watch",
+        "IngestWatchOptions",
     ),
-    "ingest_run": ("ingest_run", "IngestRunOptions", "ingest_watch", "IngestWatchOptions"),
     "init": ("init", "InitOptions"),
     "load": ("load", "LoadOptions"),
     "purge": (

@@ -9,8 +9,8 @@ import click
 from replicator.cli.options import Session, json_option, pass_session
 from replicator.cli.output import aligned, columns, emit
 from replicator.commands.asset import asset_approve, asset_create, asset_ls, asset_show
-from replicator.ingestion.adapters.ingestion_shown import AssetShown
 from replicator.ingestion.ingestion_request import Classification
+from replicator.ingestion.ingestion_shown import AssetShown
 
 
 @click.group()

@@ -19,8 +19,8 @@ from replicator.cli.options import (
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
 from replicator.commands.drill import drill as run
 from replicator.core.text import duration_text
-from replicator.policies.drills.build import ShadowsSwept
-from replicator.policies.drills.drill_record import Asked, Drill, DrillPlan, ShownDrills
+from replicator.policies.drill_record import Asked, Drill, DrillPlan, ShownDrills
+from replicator.policies.shadows import ShadowsSwept
 
 NOT_ALL_GOOD = 3
 

@@ -19,8 +19,8 @@ from replicator.cli.options import (
     root_option,
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
-from replicator.cli.renamed import renamed_command
-from replicator.commands.audit import audit_ls, audit_undo, legal_hold_add, legal_hold_ls, legal_hold_release
+from replicator.cli.table import renamed_command
+from replicator.commands.guard import audit_ls, audit_undo, legal_hold_add, legal_hold_ls, legal_hold_release
 from replicator.lifecycle.removal.audit import AuditShown
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,19 +12,21 @@ from replicator.cli.options import Duration, Session, engine_options, json_optio
 from replicator.cli.output import aligned, columns, count_text, duration_text, emit, note, size_text, time_text
 from replicator.cli.signals import Stopping
 from replicator.commands.ingest import (
+    Watched,
     ingest_cancel,
     ingest_drop_zone,
     ingest_ls,
     ingest_request,
+    ingest_run,
     ingest_show,
     ingest_stats,
     ingest_take,
+    ingest_watch,
 )
-from replicator.commands.ingest_run import Watched, ingest_run, ingest_watch
 from replicator.core.not_replicated import PARTIAL
-from replicator.ingestion.adapters.ingestion_shown import IngestionStats
-from replicator.ingestion.adapters.intake import READERS
 from replicator.ingestion.ingestion_request import Format, IngestionJob, JobDetail, Mode, SchemaPolicy, State
+from replicator.ingestion.ingestion_shown import IngestionStats
+from replicator.ingestion.intake import READERS
 from replicator.ingestion.job_queries import PERCENTILES
 from replicator.ingestion.notices import Undelivered
 

@@ -26,7 +26,7 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
-from replicator.cli.renamed import renamed_option
+from replicator.cli.table import renamed_option
 from replicator.commands.load import load as run_load
 from replicator.core.not_replicated import PARTIAL
 from replicator.replay.apply.load import Loaded

@@ -1,4 +1,6 @@
-"""The `replicator` command: global options, the table of commands, and how every failure is reported."""
+"""The `replicator` command: global options, the table of commands, and how every failure is reported, to people, as
+JSON, and to Nagios.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import threading
 import time as clocks
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -23,8 +25,7 @@ import msgspec
 from cmroot.store.drivers import use
 from replicator.cli.logs import begin_logging
 from replicator.cli.options import Duration, Session
-from replicator.cli.output import BROKEN_PIPE, failure, note, show_error
-from replicator.cli.plugin import as_plugin
+from replicator.cli.output import BROKEN_PIPE, failure, note, show_error, write
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import NAME, Config, read_config
@@ -32,6 +33,25 @@ from replicator.core.logging import SERVICE_RUN, LogConfig, LogFormat, LogLevel,
 from replicator.core.runtime import beat_each
 from replicator.core.text import without_credentials
 from replicator.errors import ConfigError, Error
+from replicator.policies.checks.finding import NAGIOS, nagios_failure
+
+
+def as_plugin(answer: Callable[[], int]) -> int:
+    """Runs a command line for Nagios, to which its own errors would look like warnings: a failure before or beside the
+    check prints the plugin's one line, with the state unknown."""
+    try:
+        return answer()
+    except click.ClickException as error:
+        message = error.format_message()
+    except Error as error:
+        message = f"{error.message} ({error.hint})" if error.hint else error.message
+    except (click.Abort, KeyboardInterrupt, Terminated):
+        message = "interrupted"
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    write([nagios_failure(message)])
+    return NAGIOS["unknown"]
+
 
 SETTINGS = {
     "help_option_names": ["-h", "--help"],

@@ -23,7 +23,7 @@ from replicator.cli.options import (
     root_option,
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, took
-from replicator.cli.renamed import renamed_command, renamed_option
+from replicator.cli.table import renamed_command, renamed_option
 from replicator.cli.tools import tell_if_first
 from replicator.commands.purge import (
     purge_backups,

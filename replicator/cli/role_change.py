@@ -22,7 +22,7 @@ from replicator.cli.options import (
     policy_argument,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, took, write
-from replicator.cli.renamed import renamed_option
+from replicator.cli.table import renamed_option
 from replicator.commands.role_change import failback as run_failback
 from replicator.commands.role_change import failover as run_failover
 from replicator.commands.role_change import loss as run_loss

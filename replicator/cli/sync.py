@@ -21,8 +21,8 @@ from replicator.cli.options import (
     policy_argument,
 )
 from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
-from replicator.cli.renamed import renamed_option
 from replicator.cli.signals import Stopping
+from replicator.cli.table import renamed_option
 from replicator.commands.sync import apply as run_apply
 from replicator.commands.sync import plan as run_plan
 from replicator.commands.sync import sync as run_sync

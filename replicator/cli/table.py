@@ -1,16 +1,26 @@
-"""The table of commands: section, module and one line of each. A command's module is imported when it is called."""
+"""The table of commands: section, module and one line of each. A command's module is imported when it is called.
+
+Also the other ways by which names reach it: completion in a shell, command lines of the configuration, which are parsed
+and not run, and former names of commands and options, which work, warn, and show in no help.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem, get_completion_class
 
-from replicator.cli.completion import VARIABLE, names_completed
-from replicator.errors import UsageError
+from replicator.cli.options import is_policy
+from replicator.cli.output import note, write
+from replicator.core.config import Config, read_config
+from replicator.errors import Error, UsageError
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Replicate": {
@@ -63,7 +73,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Tools": {
         "init": ("tools", "Write a first replicator.toml, and check it."),
         "diagnose": ("tools", "Write a file for a support case, without secrets."),
-        "completion": ("completion", "Print a shell's completion script."),
+        "completion": ("table", "Print a shell's completion script."),
         "metastore": ("tools", "Run a real Hive metastore out of PySpark's own jars."),
         "demo": ("tools", "Show replication on two real metastores, in a minute."),
     },
@@ -135,3 +145,162 @@ class PerCommand(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(COMMANDS)
+
+
+# ---- completion in a shell -------------------------------------------------------------------------------------------
+
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_REPLICATOR_COMPLETE"
+"""Set by the shell when it asks for completions."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL, for its start-up file.
+
+    Completes commands and options, and the policies and metastores of replicator.toml.
+
+    \b
+    Example:
+      replicator completion bash > ~/.local/share/bash-completion/completions/replicator
+      replicator completion zsh > "${fpath[1]}/_replicator"
+      replicator completion fish > ~/.config/fish/completions/replicator.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(click.get_current_context().find_root().command, {}, "replicator", VARIABLE)
+    write((script.source_template % script.source_vars()).splitlines())
+
+
+def names_completed(command: click.Command) -> click.Command:
+    """The command, whose policies and metastores complete to names of the configuration."""
+    for parameter in command.params:
+        if is_policy(parameter):
+            parameter.shell_complete = _policies  # type: ignore[assignment,method-assign]
+        elif parameter.metavar == "METASTORE":
+            parameter.shell_complete = _metastores  # type: ignore[assignment,method-assign]
+    for each in getattr(command, "commands", {}).values():
+        names_completed(each)
+    return command
+
+
+def _policies(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    return _beginning(_config(context).policies, incomplete)
+
+
+def _metastores(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    return _beginning(_config(context).metastores, incomplete)
+
+
+def _beginning(names: object, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]  # type: ignore[call-overload]
+
+
+def _config(context: click.Context) -> Config:
+    """Of the line that is typed; nothing for one that cannot be read."""
+    given = context.find_root().params.get("config") or os.environ.get("REPLICATOR_CONFIG")
+    try:
+        return read_config(Path(given) if given else None)
+    except Error:
+        return Config()
+
+
+# ---- command lines of the configuration ------------------------------------------------------------------------------
+
+
+def policy_of(line: Sequence[str]) -> str:
+    """The policy that a command line (without `replicator`) is a run of; empty: none. Values of options are not looked
+    at. Raises UsageError for options and commands that there are not, and arguments that are missing or too many."""
+    try:
+        return _policy_of(command(line[0]), None, line)
+    except click.UsageError as error:
+        raise UsageError(error.format_message()) from error
+
+
+def _policy_of(of: click.Command, parent: click.Context | None, line: Sequence[str]) -> str:
+    context = click.Context(of, parent, info_name=line[0])
+    given, left, _ = of.make_parser(context).parse_args(args=list(line[1:]))
+    if isinstance(of, click.Group) and left:
+        name, below, rest = of.resolve_command(context, left)
+        assert below is not None
+        return _policy_of(below, context, (name or "", *rest))
+    if left:
+        raise click.UsageError(f"Got unexpected extra arguments ({' '.join(left)})", context)
+    if isinstance(of, click.Group) and not of.invoke_without_command:
+        raise click.UsageError("Missing command.", context)
+    for each in of.params:
+        alone = isinstance(each, click.Argument) and each.required and each.nargs == 1
+        if alone and not isinstance(given.get(each.name or ""), str):
+            raise click.MissingParameter(ctx=context, param=each)
+    found = (given.get(each.name or "") for each in of.params if is_policy(each))
+    return next((each for each in found if isinstance(each, str)), "")
+
+
+# ---- former names ----------------------------------------------------------------------------------------------------
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RenamedOption(click.Option):
+    """An option with `old` names, on the command line and in the environment."""
+
+    def __init__(self, *arguments: Any, old: Sequence[str], **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.old = tuple(old)
+
+    def _twins(self) -> list[click.Option]:
+        """The option under each old name, where the parser and the environment put its value."""
+        twins: list[click.Option] = []
+        for name in self.old:
+            twin = copy(self)
+            twin.name, twin.opts, twin.secondary_opts = name.removeprefix("--").replace("-", "_"), [name], []
+            twins.append(twin)
+        return twins
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        for twin in self._twins():
+            click.Option.add_to_parser(twin, parser, ctx)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        for twin in self._twins():
+            old, new = twin.opts[0], self.opts[0]
+            if twin.name in opts:
+                if source is ParameterSource.COMMANDLINE:
+                    raise click.UsageError(f"{old} is the former name of {new}; give one of them", ctx=ctx)
+                value, source = opts[twin.name], ParameterSource.COMMANDLINE
+            elif source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+                continue
+            elif (found := click.Option.value_from_envvar(twin, ctx)) is not None:
+                value, source = found, ParameterSource.ENVIRONMENT
+                old, new = (f"{ctx.auto_envvar_prefix}_{(each.name or '').upper()}" for each in (twin, self))
+            else:
+                continue
+            if not ctx.resilient_parsing:
+                note(f"warning: {old} of `{ctx.command_path}` is now {new}")
+        return value, source
+
+
+def renamed_option(name: str, *names: str, old: str | Sequence[str], **attributes: Any) -> Callable[[F], F]:
+    """`click.option` with the names that it had before."""
+    olds = (old,) if isinstance(old, str) else old
+    return click.option(name, *names, cls=RenamedOption, old=olds, **attributes)
+
+
+def renamed_command(group: click.Group, old: str, command: click.Command) -> None:
+    """The group's command by a former name, too."""
+    twin = copy(command)
+    twin.name, twin.hidden = old, True
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        path = click.get_current_context().command_path
+        note(f"warning: `{path}` is now `{path.rpartition(' ')[0]} {command.name}`")
+        assert command.callback is not None
+        return command.callback(*arguments, **options)
+
+    twin.callback = call
+    group.add_command(twin)

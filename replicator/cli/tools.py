@@ -20,9 +20,9 @@ from replicator.cli.options import (
     target_catalog_option,
 )
 from replicator.cli.output import aligned, emit, note, shortened, size_text
-from replicator.cli.renamed import renamed_option
 from replicator.cli.status import FOUND
 from replicator.cli.status import lines as check_lines
+from replicator.cli.table import renamed_option
 from replicator.commands.demo import demo as run_demo
 from replicator.commands.demo import metastore_start, metastore_status, metastore_stop
 from replicator.commands.diagnose import diagnose as run_diagnose

@@ -31,7 +31,7 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, duration_text, emit, shortened, size_text, took
-from replicator.cli.renamed import renamed_option
+from replicator.cli.table import renamed_option
 from replicator.commands.verify import repair as run_repair
 from replicator.commands.verify import verify as run_verify
 from replicator.compare.differences import Difference

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from replicator.commands.base import Options, verb
 from replicator.errors import ObjectNotFound, Refused
-from replicator.ingestion.adapters.ingestion_shown import AssetShown, AssetsShown
-from replicator.ingestion.adapters.intake import Requester, check_asset, opened_store, prepare_place, this_user
 from replicator.ingestion.ingestion_request import Asset, Classification
+from replicator.ingestion.ingestion_shown import AssetShown, AssetsShown
+from replicator.ingestion.intake import Requester, check_asset, opened_store, prepare_place, this_user
 from replicator.ingestion.job_store import IngestionStore
 
 

@@ -12,12 +12,12 @@ from replicator.commands.base import Options, names, verb
 from replicator.commands.ranges import Jobs, Natural, Positive
 from replicator.errors import UsageError
 from replicator.metastore.client import Metastore
+from replicator.policies import drill as drills
 from replicator.policies.checks.check import impatient
-from replicator.policies.drills import drill as drills
-from replicator.policies.drills.build import ShadowsSwept, clean
-from replicator.policies.drills.drill import QueryEngine, spark_on
-from replicator.policies.drills.drill_record import Drill, DrillPlan, Drills, ShownDrills
+from replicator.policies.drill import QueryEngine, spark_on
+from replicator.policies.drill_record import Drill, DrillPlan, Drills, ShownDrills
 from replicator.policies.memory import Memory
+from replicator.policies.shadows import ShadowsSwept, clean
 
 
 @dataclass(frozen=True, kw_only=True)

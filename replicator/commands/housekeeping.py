@@ -15,9 +15,9 @@ from cmroot.root import open_existing
 from cmroot.store.place import as_written
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import Where, names, opened_root, verb
+from replicator.commands.guard import Removing
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between, Moment, Natural
-from replicator.commands.removing import Removing
 from replicator.core.runtime import Stop
 from replicator.core.text import parse_period
 from replicator.errors import UsageError

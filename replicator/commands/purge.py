@@ -13,23 +13,23 @@ from typing import Annotated, ClassVar
 from cmroot.root import open_existing
 from cmroot.store.place import as_written
 from replicator.commands.base import Where, verb
+from replicator.commands.guard import Limited, Removing
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between, Moment, Natural
-from replicator.commands.removing import Limited, Removing
 from replicator.core.policy import same_metastore
 from replicator.errors import UsageError
 from replicator.lifecycle.purge.backup_actions import BackupRestored, Retain, Retained, restore_backup
 from replicator.lifecycle.purge.backups import BackupList, list_backups
 from replicator.lifecycle.purge.certificate_file import recorded_certificate, refuse_existing, write_certificate
 from replicator.lifecycle.purge.certify import Certificate, Replica, certify
-from replicator.lifecycle.purge.run import Purge, Purged
-from replicator.lifecycle.purge.settings import (
+from replicator.lifecycle.purge.options import (
     BackupRestoreSettings,
     CertifyOptions,
     PurgeOptions,
     RetainOptions,
     read_properties,
 )
+from replicator.lifecycle.purge.run import Purge, Purged
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from functools import partial
 from typing import ClassVar
 
 from replicator.commands.base import Options, Where, verb
+from replicator.commands.guard import Removing
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.removing import Removing
 from replicator.core.config import parse_settings
 from replicator.lifecycle.retention.config_store import ConfigStore
 from replicator.lifecycle.retention.datasets import Explained, explain_job, explain_key

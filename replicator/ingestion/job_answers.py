@@ -13,7 +13,7 @@ from replicator.core.database import Database
 from replicator.errors import Error
 from replicator.ingestion import job_queries as figures
 from replicator.ingestion import job_queries as queries
-from replicator.ingestion import job_rows as rows
+from replicator.ingestion import schema as rows
 from replicator.ingestion.ingestion_request import (
     Asset,
     Failure,

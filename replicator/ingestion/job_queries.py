@@ -26,8 +26,7 @@ from replicator.ingestion.ingestion_request import (
     following,
     is_text,
 )
-from replicator.ingestion.job_rows import places_of, to_asset, to_job
-from replicator.ingestion.schema import OPEN, asset, change, job
+from replicator.ingestion.schema import OPEN, asset, change, job, places_of, to_asset, to_job
 
 # ---- fairness --------------------------------------------------------------------------------------------------------
 # Selection of the next job: first come, first served, and no asset exceeds its share of slots. Pure.

@@ -21,7 +21,7 @@ from cmroot.text import shown
 from replicator.core.text import without_credentials
 from replicator.errors import Fenced, Refused
 from replicator.ingestion import job_queries as queries
-from replicator.ingestion import job_rows as rows
+from replicator.ingestion import schema as rows
 from replicator.ingestion.ingestion_request import (
     COUNTED,
     WAITING,

@@ -21,9 +21,9 @@ from replicator.core.runtime import Stop, Terminated
 from replicator.errors import LeaseHeld, MetastoreError, MetastoreUnreachable, Refused
 from replicator.policies.direction import Sides
 from replicator.policies.memory import Compared
+from replicator.policies.replicas import Background, compare_now
 from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once
 from replicator.policies.steps import SyncSettings
-from replicator.policies.verifying import Background, compare_now
 
 AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
 SCAN_SHARE = 5  # scanning directories for changes without events may take one part in so many of the time

@@ -23,8 +23,8 @@ from replicator.errors import Error, MetastoreUnreachable
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey
 from replicator.policies.memory import History, Memory, RememberedScope, Run
+from replicator.policies.replicas import reported
 from replicator.policies.status import TableChanges, Unreplicated
-from replicator.policies.verifying import reported
 from replicator.replay.replica import LAST_ID
 
 TABLES = 1000  # tables with the longest lag

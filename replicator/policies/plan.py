@@ -22,7 +22,7 @@ from replicator.core.policy import Policy
 from replicator.errors import BootstrapNeeded, FormatError, Refused
 from replicator.policies.direction import Sides
 from replicator.policies.memory import iso
-from replicator.policies.out_of_scope import OutOfScope
+from replicator.policies.replicas import OutOfScope
 from replicator.policies.run import (
     Remembering,
     SyncRun,

@@ -27,10 +27,18 @@ from replicator.core.policy import Policy, refuse_overlaps, same_metastore
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.policies.direction import Direction, Sides, find_direction
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
-from replicator.policies.out_of_scope import OutOfScope, drop, plan_database, plan_tables
+from replicator.policies.replicas import (
+    Background,
+    OutOfScope,
+    compare_some,
+    drop,
+    plan_database,
+    plan_tables,
+    reported,
+    try_again,
+)
 from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import DumpBatch, RunWork
-from replicator.policies.verifying import Background, compare_some, reported, try_again
 from replicator.replay.apply.load import Loaded
 
 REMEMBERED = 1000  # objects not replicated, in the record of a run

@@ -206,7 +206,7 @@ def _job(name: str, given: JobConfig, policies: Mapping[str, Policy]) -> Job:
 
 
 def _policy(key: str, line: tuple[str, ...], policies: Mapping[str, Policy]) -> str:
-    policy_of = import_module("replicator.cli.configured").policy_of  # a higher floor: see docs/design.md
+    policy_of = import_module("replicator.cli.table").policy_of  # a higher floor: see docs/design.md
     try:
         found = str(policy_of(line))
     except UsageError as error:

@@ -16,7 +16,7 @@ from replicator.commands.status import history, lag
 from replicator.core.config import Config
 from replicator.core.text import duration_text
 from replicator.errors import Error
-from replicator.ingestion.adapters.ingestion_shown import IngestionStats
+from replicator.ingestion.ingestion_shown import IngestionStats
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.measuring import Apart, Disk, directories_of, disk_of

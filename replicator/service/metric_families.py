@@ -27,8 +27,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
-from replicator.ingestion.adapters.ingestion_shown import IngestionStats
 from replicator.ingestion.ingestion_request import Kind
+from replicator.ingestion.ingestion_shown import IngestionStats
 from replicator.policies.lag import DatabaseLag
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import MeasuredLag

@@ -21,8 +21,8 @@ from postgres import running_postgres
 
 from benchmarks.measure import Outcome, quantile
 from replicator.core.source_config import IngestionConfig, SourceConfig
-from replicator.ingestion.adapters.intake import Requester, accept
 from replicator.ingestion.ingestion_request import STEPS, Asset, Request
+from replicator.ingestion.intake import Requester, accept
 from replicator.ingestion.job_store import IngestionStore
 
 JOBS = {"small": 3000, "full": 3000}

@@ -16,8 +16,8 @@ from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.runtime import Runtime
 from replicator.core.spark import hive_settings
+from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.lifecycle.purge.run import Purge
-from replicator.lifecycle.purge.settings import PurgeOptions
 from replicator.metastore.thrift import ThriftMetastore
 
 ROWS = {"small": 4_000_000, "full": 40_000_000}

@@ -18,7 +18,7 @@ from cmroot.keep.remote_files import keep_object
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import Place
-from replicator.lifecycle.purge.settings import PurgeOptions
+from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.lifecycle.purge.table_files import copies
 
 pytestmark = pytest.mark.removals

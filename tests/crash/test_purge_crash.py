@@ -14,7 +14,7 @@ from cmroot.root import ChangeRoot
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
 from replicator.lifecycle.purge.backup_actions import restore_backup
-from replicator.lifecycle.purge.settings import BackupRestoreSettings
+from replicator.lifecycle.purge.options import BackupRestoreSettings
 from replicator.lifecycle.purge.state import runs
 
 pytestmark = pytest.mark.removals

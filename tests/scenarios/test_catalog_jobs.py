@@ -23,8 +23,8 @@ from replicator.core.connections import MetastoreConfig
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.roles import RoleMark
 from replicator.errors import Refused, UsageError
+from replicator.lifecycle.purge.options import PurgeGap, PurgeOptions, WhiteList
 from replicator.lifecycle.purge.run import described
-from replicator.lifecycle.purge.settings import PurgeGap, PurgeOptions, WhiteList
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import Loaded

@@ -28,10 +28,10 @@ from replicator.metastore.client import Metastore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.checks.check import check
-from replicator.policies.drills.build import Shadows, cannot_show, may_drop
-from replicator.policies.drills.drill import DrillSettings, QueryEngine, drill, spark_on
-from replicator.policies.drills.drill_record import Drill, Drills
+from replicator.policies.drill import DrillSettings, QueryEngine, drill, spark_on
+from replicator.policies.drill_record import Drill, Drills
 from replicator.policies.roles import read_role, set_role
+from replicator.policies.shadows import Shadows, cannot_show, may_drop
 
 ROW = "1\x01one\n"  # two columns, as a text table has them
 QUIET = DrillSettings(sample=0)

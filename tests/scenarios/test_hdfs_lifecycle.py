@@ -28,7 +28,7 @@ from waiting import pause
 from cmroot.root import create_or_open, open_existing
 from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.certify import Certificate, Replica
-from replicator.lifecycle.purge.settings import BackupRestoreSettings, PurgeOptions
+from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 

@@ -21,7 +21,7 @@ from dropping import Dropping
 from purges import Warehouse
 
 import replicator
-from replicator.ingestion.files import drop_directory
+from replicator.ingestion import drop_directory
 from replicator.ingestion.landing import file_steps, landing_steps
 
 pytestmark = pytest.mark.removals

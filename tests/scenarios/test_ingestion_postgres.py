@@ -17,7 +17,7 @@ import replicator
 from replicator.core import database
 from replicator.core.config import parse_config
 from replicator.errors import Error, StoreUnreachable, UsageError
-from replicator.ingestion.adapters import request_directory
+from replicator.ingestion import request_directory
 from replicator.ingestion.ingestion_request import STEPS, Asset, Claimed, Request
 from replicator.ingestion.job_store import IngestionStore
 

@@ -28,8 +28,8 @@ from replicator.core.model import EXTERNAL, partition_name
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.lifecycle.purge.backup_actions import Retain
+from replicator.lifecycle.purge.options import PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.run import Purge
-from replicator.lifecycle.purge.settings import PurgeOptions, RetainOptions
 from replicator.lifecycle.retention.job_configuration import read_job
 from replicator.lifecycle.retention.run import Retention
 from replicator.metastore.java import find_java, spark_environment

@@ -32,7 +32,7 @@ from replicator.ingestion.ingestion_request import STEPS, Asset, Failure, Reques
 from replicator.ingestion.job_store import IngestionStore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.policies.drills.drill_record import Asked, Drill, Drills
+from replicator.policies.drill_record import Asked, Drill, Drills
 from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
 from replicator.service.api_tokens import Role, create_token, revoke_token
 from replicator.service.series import RootSample, record_root

@@ -17,7 +17,7 @@ from replicator.core.runtime import Silent
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.backups import backups
-from replicator.lifecycle.purge.settings import BackupRestoreSettings, RetainOptions
+from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
 
 pytestmark = pytest.mark.removals
 

@@ -17,8 +17,8 @@ from cmroot.root import open_existing
 from replicator.cli.main import run
 from replicator.core.model import Partition
 from replicator.lifecycle.purge.certify import Certificate, Replica
+from replicator.lifecycle.purge.options import PurgeOptions, RetainOptions, WhiteList
 from replicator.lifecycle.purge.run import described
-from replicator.lifecycle.purge.settings import PurgeOptions, RetainOptions, WhiteList
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 

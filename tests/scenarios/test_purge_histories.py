@@ -18,7 +18,7 @@ from purges import Warehouse
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.lifecycle.purge.certify import Certificate, Replica
-from replicator.lifecycle.purge.settings import PurgeOptions
+from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 

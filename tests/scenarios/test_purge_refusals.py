@@ -10,8 +10,8 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import Refused
 from replicator.lifecycle.purge import tables
+from replicator.lifecycle.purge.options import WhiteList
 from replicator.lifecycle.purge.searching import failed
-from replicator.lifecycle.purge.settings import WhiteList
 from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 
 pytestmark = pytest.mark.removals

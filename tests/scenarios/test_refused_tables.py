@@ -13,8 +13,8 @@ from lab import Lab
 from metastores import MetastoreFactory
 from waiting import CEILING
 
+from replicator.lifecycle.purge.options import PurgeOptions, WhiteList
 from replicator.lifecycle.purge.run import described
-from replicator.lifecycle.purge.settings import PurgeOptions, WhiteList
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.distributions import pyspark_jars
 from replicator.metastore.embedded.running import Running

@@ -23,7 +23,7 @@ from versity import ON_VERSITYGW, Versity
 from cmroot.keep import recycle
 from cmroot.root import create_or_open
 from replicator.lifecycle.purge.backup_actions import restore_backup
-from replicator.lifecycle.purge.settings import BackupRestoreSettings, PurgeOptions, RetainOptions
+from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.state import RunDirectory, Unit
 from replicator.metastore.thrift import ThriftMetastore
 

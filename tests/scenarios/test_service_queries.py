@@ -17,11 +17,11 @@ from running_service import Service
 from waiting import eventually
 
 from cmroot.pins import iso
-from replicator.commands.audit import legal_hold_add
 from replicator.commands.cm import cm_hold
+from replicator.commands.guard import legal_hold_add
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.policies.drills.drill_record import Drill, Drills
+from replicator.policies.drill_record import Drill, Drills
 
 ROWS = "rows of days/a"
 """Of each partition that is to go."""

@@ -15,7 +15,7 @@ from waiting import CEILING, eventually
 
 import replicator
 from replicator.policies.memory import Compared
-from replicator.policies.verifying import Background, compare_now
+from replicator.policies.replicas import Background, compare_now
 
 TABLES = ("one", "three", "two")
 

@@ -11,7 +11,7 @@ from lab import Lab
 
 from replicator.core.model import VIEW, Column, Storage, Table
 from replicator.metastore.embedded.running import Running
-from replicator.policies.drills.build import Shadows, cannot_show
+from replicator.policies.shadows import Shadows, cannot_show
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from replicator.core.runtime import Runtime, Silent
 from replicator.core.spark import SparkEngine, hive_settings
 from replicator.lifecycle.purge.backup_actions import Retain, Retained
 from replicator.lifecycle.purge.certify import Certificate, Replica, certify
+from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.run import Purge, Purged
-from replicator.lifecycle.purge.settings import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment

@@ -10,7 +10,7 @@ import msgspec
 
 from replicator.core.connections import MetastoreConfig
 from replicator.metastore.thrift import connect
-from replicator.policies.drills.drill import spark_on
+from replicator.policies.drill import spark_on
 
 config = msgspec.json.decode(sys.argv[1], type=MetastoreConfig)
 with connect(config) as metastore, spark_on(metastore, "local[1]", json.loads(sys.argv[2])) as asking:

@@ -13,8 +13,8 @@ from command_leaves import COMMANDS
 
 import replicator
 from replicator.cli import table
-from replicator.commands.audit import AuditLsOptions
 from replicator.commands.base import CATALOGS, Options, pairs, renames
+from replicator.commands.guard import AuditLsOptions
 from replicator.commands.ranges import Moment
 from replicator.errors import UsageError
 

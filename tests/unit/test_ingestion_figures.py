@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from replicator.errors import SourceRefused
-from replicator.ingestion.files import file_figures
-from replicator.ingestion.files.description import Description, FileColumn
-from replicator.ingestion.files.file_figures import FilesTask, figures_of_some
-from replicator.ingestion.files.nesting import parts_of
+from replicator.ingestion import file_figures
+from replicator.ingestion.file_description import Description, FileColumn, parts_of
+from replicator.ingestion.file_figures import FilesTask, figures_of_some
 
 FIELDS = [{"name": "id", "type": "long"}, {"name": "t", "type": "string"}]
 PARTS = tuple(parts_of({"type": "struct", "fields": FIELDS}))

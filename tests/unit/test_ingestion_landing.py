@@ -25,9 +25,8 @@ from replicator.ingestion.landing.landing_schema import (
     seal_of,
     watermark_text,
 )
-from replicator.ingestion.landing.landing_steps import describe, refuse_empty_list
+from replicator.ingestion.landing.landing_steps import Erased, describe, refuse_empty_list
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
-from replicator.ingestion.landing.settling import Erased
 from replicator.ingestion.reading.source_table import ForeignKey, SourceTable
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.metastore.client import Metastore

@@ -16,10 +16,10 @@ from replicator.cli.main import run
 from replicator.core.config import Config, parse_config
 from replicator.core.model import Column
 from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, StoreUnreachable, TypeRefused, UsageError
-from replicator.ingestion.adapters import request_directory
-from replicator.ingestion.adapters.intake import Requester, parse_request, this_user
-from replicator.ingestion.files.nesting import parts_of
+from replicator.ingestion import request_directory
+from replicator.ingestion.file_description import parts_of
 from replicator.ingestion.ingestion_request import Asset, Claimed, Request
+from replicator.ingestion.intake import Requester, parse_request, this_user
 from replicator.ingestion.landing.landing_log import Work
 from replicator.ingestion.landing.landing_schema import landing_table
 from replicator.ingestion.landing.publishing import ForeignTable, landing_of

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicator.ingestion.reading.splits import HASHES, Piece, Reader, plan_readers
+from replicator.ingestion.reading.source_table import HASHES, Piece, Reader, plan_readers
 
 Row = tuple[float | None, int]
 """A value, and the hash of its row."""

@@ -9,7 +9,7 @@ import pytest
 
 import replicator
 from replicator import HousekeepingRunOptions, PurgeRetainOptions
-from replicator.commands.removing import Removing
+from replicator.commands.guard import Removing
 from replicator.errors import ConfigError
 from replicator.lifecycle.removal.job import Removals
 from replicator.lifecycle.removal.removal import Limits

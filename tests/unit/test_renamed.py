@@ -16,7 +16,7 @@ from command_leaves import COMMANDS
 import replicator
 from replicator.cli import table
 from replicator.cli.main import defaults_of, run
-from replicator.cli.renamed import RenamedOption
+from replicator.cli.table import RenamedOption
 from replicator.core.config import read_config
 from replicator.errors import Error
 

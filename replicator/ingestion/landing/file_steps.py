@@ -18,11 +18,28 @@ from cmroot.store.place import Place, join, name_of
 from replicator.core.model import Column, Partition, Table
 from replicator.core.text import quoted_name, quoted_text
 from replicator.errors import CommitOutcomeUnknown, ObjectExists, ObjectNotFound, TypeRefused
-from replicator.ingestion.files.description import Description, avro_jar, read_description
-from replicator.ingestion.files.drop_directory import Listing, SourceChanged, directory_of, listing_of, table_directory
-from replicator.ingestion.files.file_figures import file_figures
-from replicator.ingestion.files.file_frames import DAY, rows_of
-from replicator.ingestion.files.nesting import PARENT, POSITION, ROW, Part, frames_of, keys_of, parts_of
+from replicator.ingestion.drop_directory import (
+    DAY,
+    Listing,
+    SourceChanged,
+    directory_of,
+    listing_of,
+    rows_of,
+    table_directory,
+)
+from replicator.ingestion.file_description import (
+    PARENT,
+    POSITION,
+    ROW,
+    Description,
+    Part,
+    avro_jar,
+    frames_of,
+    keys_of,
+    parts_of,
+    read_description,
+)
+from replicator.ingestion.file_figures import file_figures
 from replicator.ingestion.ingestion_request import Asset, Format, Request
 from replicator.ingestion.landing.landing_log import CopyDiffers, Facts, Work, columns_for, sizes_of
 from replicator.ingestion.landing.landing_schema import (

@@ -17,7 +17,7 @@ import msgspec
 from cmroot.store.place import Place
 from replicator.core.model import Column, Database, Partition, Table
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectExists, ObjectNotFound
-from replicator.ingestion.files.nesting import PARENT
+from replicator.ingestion.file_description import PARENT
 from replicator.ingestion.ingestion_request import Asset, PartRequest, Request
 from replicator.ingestion.landing.landing_schema import (
     ASSET,

@@ -21,8 +21,7 @@ from replicator.core.engine import Engine
 from replicator.core.model import Value
 from replicator.errors import FormatError, SourceRefused, TypeRefused
 from replicator.ingestion.reading.source_errors import Control, Patience
-from replicator.ingestion.reading.source_table import Snapshot, SourceColumn, SourceTable
-from replicator.ingestion.reading.splits import HASHES
+from replicator.ingestion.reading.source_table import HASHES, Snapshot, SourceColumn, SourceTable
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.orc_footer import (
     STATISTICS,

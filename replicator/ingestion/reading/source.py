@@ -17,12 +17,18 @@ from replicator.core.source_config import SourceConfig
 from replicator.core.text import quoted_name
 from replicator.errors import SourceMissing, SourceRefused
 from replicator.ingestion.ingestion_request import Split
+from replicator.ingestion.reading.dialects import MySqlDialect, PostgresDialect
 from replicator.ingestion.reading.figures import Dialect, Figures, alike, comparable, source_figures
-from replicator.ingestion.reading.mysql_dialect import MySqlDialect
-from replicator.ingestion.reading.postgres_dialect import PostgresDialect
 from replicator.ingestion.reading.source_errors import CLASSES, Control, Patience, connect, source_error, spark_url
-from replicator.ingestion.reading.source_table import ONE, Ranges, Snapshot, SourceColumn, SourceTable
-from replicator.ingestion.reading.splits import Piece, plan_readers
+from replicator.ingestion.reading.source_table import (
+    ONE,
+    Piece,
+    Ranges,
+    Snapshot,
+    SourceColumn,
+    SourceTable,
+    plan_readers,
+)
 
 FEW = 1000
 """Maximum rows that a single reader reads: for fewer, planning takes longer than it saves."""

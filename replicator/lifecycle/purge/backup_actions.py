@@ -39,9 +39,9 @@ from replicator.lifecycle.purge.backups import (
     recorded,
     recycled_of,
 )
+from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
 from replicator.lifecycle.purge.rewrite.rewrite_task import FileWork, carry
 from replicator.lifecycle.purge.run import settle
-from replicator.lifecycle.purge.settings import BackupRestoreSettings, RetainOptions
 from replicator.lifecycle.purge.state import PURGE, Unit, new_run, runs
 from replicator.lifecycle.purge.swapping import (
     Figures,

@@ -22,7 +22,7 @@ from replicator.core.model import Table
 from replicator.core.not_replicated import Rows
 from replicator.core.text import time_text
 from replicator.errors import ObjectNotFound
-from replicator.lifecycle.purge.settings import RetainOptions
+from replicator.lifecycle.purge.options import RetainOptions
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at, parts_of
 from replicator.lifecycle.removal.audit import REMOVED, read_audit

@@ -36,9 +36,7 @@ from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backup_actions import Retain
 from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids
-from replicator.lifecycle.purge.run import described, warehouse_of
-from replicator.lifecycle.purge.searching import look_at_all, searched
-from replicator.lifecycle.purge.settings import (
+from replicator.lifecycle.purge.options import (
     CertifyOptions,
     Onboarded,
     PurgeGap,
@@ -46,6 +44,8 @@ from replicator.lifecycle.purge.settings import (
     RetainOptions,
     WhiteList,
 )
+from replicator.lifecycle.purge.run import described, warehouse_of
+from replicator.lifecycle.purge.searching import look_at_all, searched
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.purge.table_files import (
     Content,

@@ -27,7 +27,7 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backups import parse_name
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids, split_ids
-from replicator.lifecycle.purge.settings import DESCRIPTOR, Onboarded, PurgeGap, PurgeOptions, WhiteList, onboard
+from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, PurgeOptions, WhiteList, onboard
 from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
 from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now, remove_leftovers, settle_counts
 from replicator.lifecycle.purge.tables import TableDone, TableWork

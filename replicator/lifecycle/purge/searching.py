@@ -22,7 +22,7 @@ from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
 from replicator.lifecycle.purge.ids import VIEW, Ids, hadoop_place
-from replicator.lifecycle.purge.settings import Onboarded, PurgeGap, data_columns
+from replicator.lifecycle.purge.options import Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.table_files import Looked, Part, looks_tasks, run_looks_task
 
 # ---- matching --------------------------------------------------------------------------------------------------------

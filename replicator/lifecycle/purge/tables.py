@@ -21,6 +21,7 @@ from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.ids import Ids
+from replicator.lifecycle.purge.options import Onboarded, PurgeGap, PurgeOptions
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
 from replicator.lifecycle.purge.searching import (
     LossyIds,
@@ -32,7 +33,6 @@ from replicator.lifecycle.purge.searching import (
     place_of,
     searched,
 )
-from replicator.lifecycle.purge.settings import Onboarded, PurgeGap, PurgeOptions
 from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.lifecycle.purge.swapping import (

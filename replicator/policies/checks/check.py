@@ -22,12 +22,12 @@ from replicator.core.policy import Policy, same_metastore
 from replicator.errors import FormatError
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.policies.checks import metastores, places, policy_health, proofs
+from replicator.policies.checks import metastores, places, policy_health
 from replicator.policies.checks.finding import Finding, Health, worst
 from replicator.policies.checks.metastores import judge_queues, of_gateway
 from replicator.policies.checks.places import Probed, Room, reported
 from replicator.policies.direction import Pair, former_replicas, runs_in_reverse, survey
-from replicator.policies.drills.drill_record import Drills
+from replicator.policies.drill_record import Drills
 from replicator.policies.memory import History, Memory
 from replicator.policies.status import Status, status
 from replicator.replay.target import default_warehouse
@@ -199,14 +199,14 @@ class _Check:
         self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction))))
 
     def _formats(self, direction: _Direction) -> list[Finding]:
-        self.not_replicated, unseen = proofs.find_left_out(self.policy, direction.pairs, direction.source)
-        return proofs.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
+        self.not_replicated, unseen = policy_health.find_left_out(self.policy, direction.pairs, direction.source)
+        return policy_health.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
 
     def _lacking(self, direction: _Direction) -> Finding:
-        said = proofs.said_lacking(direction.pairs)
+        said = policy_health.said_lacking(direction.pairs)
         left_out = {each.object for each in self.not_replicated}
         self.not_replicated = merged(said, self.not_replicated)
-        return proofs.judge_lacking([each for each in said if each.object not in left_out])
+        return policy_health.judge_lacking([each for each in said if each.object not in left_out])
 
     def runs(self) -> None:
         """Checks the policy's memory, which remains on the target's side when roles are exchanged."""
@@ -218,10 +218,10 @@ class _Check:
             return
         schedule = self.policy.schedule
         self._look("last run", lambda: policy_health.judge_runs(history, schedule=schedule, now=self._clock()))
-        self._look("verified", lambda: proofs.judge_verified(self.policy, history, now=self._clock()))
+        self._look("verified", lambda: policy_health.judge_verified(self.policy, history, now=self._clock()))
         if root:
             drills = Drills(Memory(root, self.policy.name))
-            self._look("drill", lambda: proofs.judge_drills(drills.read(RUNS)[0], now=self._clock()))
+            self._look("drill", lambda: policy_health.judge_drills(drills.read(RUNS)[0], now=self._clock()))
             self._look(
                 "turn",
                 lambda: policy_health.judge_role_change(Memory(root, self.policy.name).read_role_change()),

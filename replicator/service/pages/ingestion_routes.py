@@ -14,8 +14,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from replicator.commands.asset import asset_show
-from replicator.ingestion.adapters.intake import Requester
 from replicator.ingestion.ingestion_request import State, is_same_person
+from replicator.ingestion.intake import Requester
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, Visitor, render
 from replicator.service.pages.root_routes import Said, asked, config_of, said
 from replicator.service.web.actions import ApproveAssetAsk

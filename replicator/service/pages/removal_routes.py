@@ -14,7 +14,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from replicator.commands.audit import audit_ls, legal_hold_ls
+from replicator.commands.guard import audit_ls, legal_hold_ls
 from replicator.commands.purge import purge_backups
 from replicator.service.pages.rendering import Acting, Fields, Visiting, render
 from replicator.service.pages.root_routes import (

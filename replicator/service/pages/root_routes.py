@@ -20,7 +20,7 @@ from replicator.commands.cm import cm_ls, cm_slots
 from replicator.commands.drill import drill
 from replicator.core.config import Config
 from replicator.errors import Error
-from replicator.policies.drills.drill_record import ShownDrills
+from replicator.policies.drill_record import ShownDrills
 from replicator.service.api_tokens import Identity
 from replicator.service.pages.chart import NARROW, LagPoint, size_chart_of
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, render

@@ -17,8 +17,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from replicator.core.config import Config
 from replicator.errors import Error, Refused, UsageError
-from replicator.ingestion.adapters.intake import READERS
 from replicator.ingestion.ingestion_request import Classification, Format, Mode, SchemaPolicy
+from replicator.ingestion.intake import READERS
 from replicator.service.api_tokens import Identity, Role
 from replicator.service.jobs import Job
 from replicator.service.runs import ServiceRun

@@ -7,19 +7,19 @@ from typing import Annotated, Literal
 
 from fastapi import Path
 
-from replicator.commands.audit import AuditLsOptions, audit_ls, legal_hold_ls
 from replicator.commands.cm import CmFindOptions, CmLsOptions
 from replicator.commands.drill import drill
+from replicator.commands.guard import AuditLsOptions, audit_ls, legal_hold_ls
 from replicator.commands.housekeeping import HousekeepingLsOptions
 from replicator.commands.ingest import IngestLsOptions
 from replicator.commands.status import history, lag
-from replicator.ingestion.adapters.ingestion_shown import AssetsShown, IngestionStats
 from replicator.ingestion.ingestion_request import Asset, JobDetail
+from replicator.ingestion.ingestion_shown import AssetsShown, IngestionStats
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.removal.audit import AuditRow, AuditShown
 from replicator.lifecycle.removal.removal import LegalHolds
 from replicator.lifecycle.retention.datasets import Explained
-from replicator.policies.drills.drill_record import ShownDrills
+from replicator.policies.drill_record import ShownDrills
 from replicator.policies.lag import Lag
 from replicator.policies.memory import ShownHistory
 from replicator.replay.restore.kept import KeptList, PinList

@@ -15,8 +15,8 @@ import msgspec
 from fastapi import APIRouter, Path, Request
 from fastapi.routing import APIRoute
 
-from replicator.commands.audit import audit_ls, legal_hold_add, legal_hold_release
 from replicator.commands.cm import cm_hold, cm_release, cm_slots_drop
+from replicator.commands.guard import audit_ls, legal_hold_add, legal_hold_release
 from replicator.commands.housekeeping import housekeeping_cancel, housekeeping_ls, housekeeping_rearm
 from replicator.commands.retention import retention_explain
 from replicator.errors import ObjectNotFound, UsageError

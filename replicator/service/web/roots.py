@@ -17,16 +17,16 @@ from cmroot.pins import seconds
 from cmroot.root import open_existing
 from cmroot.store.place import as_written
 from replicator.commands.asset import asset_ls, asset_show
-from replicator.commands.audit import audit_ls
 from replicator.commands.cm import cm_slots
+from replicator.commands.guard import audit_ls
 from replicator.commands.ingest import ingest_ls, ingest_show, ingest_stats
 from replicator.commands.show import show
 from replicator.commands.status import history
 from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy, matching_databases
 from replicator.errors import UsageError
-from replicator.ingestion.adapters.ingestion_shown import AssetsShown, IngestionStats
 from replicator.ingestion.ingestion_request import IngestionJob, JobDetail
+from replicator.ingestion.ingestion_shown import AssetsShown, IngestionStats
 from replicator.policies.memory import Memory
 from replicator.replay.restore.kept import PinList
 from replicator.service.runs import iso

@@ -14,7 +14,7 @@ import msgspec
 
 from cmroot.errors import UNREADABLE
 from replicator.core.model import Storage, Table
-from replicator.lifecycle.purge.settings import data_columns, spelled_in
+from replicator.lifecycle.purge.options import data_columns, spelled_in
 
 # ---- Avro schemas ----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from replicator.core.model import Value
 from replicator.core.source_config import IDS, IngestionConfig
 from replicator.core.text import parse_duration
 from replicator.errors import Error, ObjectNotFound, Refused, UsageError
-from replicator.ingestion.adapters.ingestion_shown import look_at_source
 from replicator.ingestion.ingestion_request import (
     NAME,
     Asset,
@@ -31,6 +30,7 @@ from replicator.ingestion.ingestion_request import (
     is_text,
     with_class,
 )
+from replicator.ingestion.ingestion_shown import look_at_source
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_log import principals
 

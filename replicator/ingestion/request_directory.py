@@ -1,12 +1,11 @@
 """Requests as files in a directory: each is processed once, on behalf of its owner, and answered next to it.
 
-DIRECTORY/orders.json                    a request, JSON or TOML
-DIRECTORY/taking/ID~orders.json          being processed; resumed after a crash
-DIRECTORY/orders.json.answer.json        the result
-DIRECTORY/taken/ID~orders.json           completed
-
-A file is moved first, so that it cannot be replaced between two reads. ID is the idempotency key of its request: a file
-that is resumed does not create a second job. Only this program may write in `taking` and `taken`.
+    DIRECTORY/orders.json (or .toml)         a request; moved first, so that it cannot be replaced between two reads
+    DIRECTORY/taking/ID~orders.json          being processed; resumed after a crash
+    DIRECTORY/orders.json.answer.json        the result
+    DIRECTORY/taken/ID~orders.json           completed
+ID is the idempotency key of its request: a file that is resumed does not create a second job. Only this program may
+write in `taking` and `taken`. Requests as rows of a table are taken here, too.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from cmroot.text import shown
 from replicator.core.source_config import IngestionConfig, SourceConfig
 from replicator.errors import Error, NotWritable, Refused, StoreUnreachable, UsageError
-from replicator.ingestion.adapters.ingestion_shown import RequestAnswer, RequestsTaken, dial
-from replicator.ingestion.adapters.intake import Requester, accept, parse_request, refusal, user_of
+from replicator.ingestion.ingestion_shown import RequestAnswer, RequestsTaken, dial
+from replicator.ingestion.intake import Requester, accept, parse_request, refusal, user_of
 from replicator.ingestion.job_store import IngestionStore
 
 if TYPE_CHECKING:

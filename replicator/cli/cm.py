@@ -1,4 +1,6 @@
-"""`replicator cm slots`, `hold` and `release`: what each consumer retains, and for how long."""
+"""`replicator cm`: the commands of a change-management root; and of these `slots`, `hold` and `release`: what each
+consumer retains, and for how long.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from replicator.cli.cm_files import check, compact, expire, find, get, ls
 from replicator.cli.options import Session, engine_options, json_option, of_policy_option, pass_session, root_option
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
+from replicator.cli.table import renamed_command
 from replicator.commands.cm import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
 from replicator.core.text import duration_text
 from replicator.replay.restore.kept import PinList, Pinned
@@ -209,3 +213,22 @@ def _tell(pinned: Pinned, as_json: bool) -> int:
         ),
     )
     return 0
+
+
+# ---- the group -------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def cm() -> None:
+    """Manage a change-management root ($cmroot): kept files, slots, holds, expiry.
+
+    \b
+    Example:
+      replicator cm ls --cmroot /cm
+      replicator cm expire --cmroot /cm --older-than 7d
+    """
+
+
+for _command in (check, compact, expire, find, get, hold, ls, release, slots):
+    cm.add_command(_command)
+renamed_command(cm, "restore", get)

@@ -1,4 +1,4 @@
-"""Creation and removal of shadows: the metadata calls of a drill. Acts on one metastore; no file is touched.
+"""Shadows, the databases of a drill: the metadata calls that create and remove them. Acts on one metastore, on no file.
 
 Tables are created in parallel, partitions in batches of one call. Loads continue to change the replica: an object that
 was dropped after it was read is not shown, and the empty directory that the server created for it is removed, because
@@ -26,7 +26,7 @@ from replicator.core.roles import DRILL, OF_POLICY, is_shadow
 from replicator.core.runtime import Advance
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore
-from replicator.policies.drills.drill_record import Drill, Drills
+from replicator.policies.drill_record import Drill, Drills
 from replicator.policies.memory import Memory
 from replicator.replay.placement import uri
 from replicator.replay.replica import own_parameters, view_parameters

@@ -1,7 +1,7 @@
 """Drill: a rehearsal of a failover, with the replica shown in shadow databases next to it, while replication continues.
 
 A drill takes no lease of the policy and writes nothing to the replica. It creates databases whose tables show the
-replica's files (`build`), runs smoke queries on them, measures the times, removes everything, and writes a record
+replica's files (`shadows`), runs smoke queries on them, measures the times, removes everything, and writes a record
 (`drill_record`). The record is written before the first database is created, and a database is created with its stamp,
 so that the next drill, or `clean`, finds and sweeps the shadows of a killed one.
 """
@@ -34,9 +34,9 @@ from replicator.lifecycle.removal.audit import who
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.newer_servers import refuse_for_spark
-from replicator.policies.drills.build import Shadows, build, row_count, sweep, tear_down
-from replicator.policies.drills.drill_record import Asked, Drill, DrillPlan, Drills, Standing
+from replicator.policies.drill_record import Asked, Drill, DrillPlan, Drills, Standing
 from replicator.policies.memory import Memory, iso
+from replicator.policies.shadows import Shadows, build, row_count, sweep, tear_down
 from replicator.replay.replica import LAST_ID, LOADING, POSITION
 from replicator.replay.server_rules import not_understood
 from replicator.replay.target import default_warehouse

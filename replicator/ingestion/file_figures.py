@@ -25,8 +25,7 @@ from pyarrow import csv, orc
 from cmroot.store.place import Place, join, located
 from replicator.core.engine import Engine
 from replicator.errors import FormatError, SourceRefused
-from replicator.ingestion.files.description import Description
-from replicator.ingestion.files.nesting import Part
+from replicator.ingestion.file_description import Description, Part
 from replicator.ingestion.reading.figures import EXACT, Figures, exact_text, first_bytes
 from replicator.lifecycle.purge.rewrite.avro import count_avro
 

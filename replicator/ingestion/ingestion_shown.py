@@ -16,9 +16,8 @@ from replicator.core.not_replicated import Report, Rows
 from replicator.core.source_config import IngestionConfig, SourceConfig
 from replicator.core.text import without_credentials
 from replicator.errors import Error, SourceRefused, UsageError
-from replicator.ingestion.files.description import read_description
-from replicator.ingestion.files.drop_directory import table_directory
-from replicator.ingestion.files.file_frames import DAY
+from replicator.ingestion.drop_directory import DAY, table_directory
+from replicator.ingestion.file_description import read_description
 from replicator.ingestion.ingestion_request import (
     OF_A_CLASS,
     Asset,
@@ -30,8 +29,8 @@ from replicator.ingestion.ingestion_request import (
     with_class,
 )
 from replicator.ingestion.job_queries import LandingFigures, QueueFigures
-from replicator.ingestion.job_rows import digest_of
 from replicator.ingestion.notices import Undelivered
+from replicator.ingestion.schema import digest_of
 
 if TYPE_CHECKING:
     import psycopg

@@ -1,1 +1,0 @@
-"""Adapters of ingestion: who sends requests, permitted values, and requests as files and as tables."""

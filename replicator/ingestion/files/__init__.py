@@ -1,1 +1,0 @@
-"""Files of a drop zone as tables: description, snapshot, rows, nested rows, checksums."""

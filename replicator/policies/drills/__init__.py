@@ -1,1 +1,0 @@
-"""Drills: rehearsals of a failover on shadow databases."""
