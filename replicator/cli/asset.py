@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import click
 
-from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, columns, emit
 from replicator.commands.asset import asset_approve, asset_create, asset_ls, asset_show
-from replicator.ingestion.ingestion_request import Classification
 from replicator.ingestion.ingestion_shown import AssetShown
 
 
@@ -23,36 +22,7 @@ def asset() -> None:
 
 
 @asset.command(name="create")
-@click.argument("name")
-@click.option("--owner", required=True, metavar="NAME", help="User or group that answers for it.")
-@click.option(
-    "--producer",
-    "producers",
-    multiple=True,
-    metavar="NAME",
-    help="User or group that may request landings; repeatable.",
-)
-@click.option(
-    "--consumer",
-    "consumers",
-    multiple=True,
-    metavar="NAME",
-    help="User or group that may read what was landed; repeatable.",
-)
-@click.option("--source", "sources", multiple=True, metavar="NAME", help="Source of [ingestion.sources]; repeatable.")
-@click.option(
-    "--classification",
-    type=click.Choice(get_args(Classification)),
-    default="internal",
-    show_default=True,
-    help="What its data are. personal: erased people must not come back, see --erasure-ids.",
-)
-@click.option("--erasure-ids", metavar="DB.TABLE:COLUMN", help="Where the ids of erased people are.")
-@click.option("--erasure-column", metavar="NAME", help="Column of landed tables that has such an id.")
-@click.option("--exemption", default="", metavar="TEXT", help="Why a personal asset has neither.")
-@click.option("--retention", metavar="DURATION", help="How long versions of its landing tables are kept.")
-@click.option("--note", default="", metavar="TEXT", help="For people.")
-@click.option("--overwrite", is_flag=True, help="Change an asset of this name; it has to be approved again.")
+@options_of(asset_create)
 @json_option
 @pass_session
 def create(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -87,7 +57,7 @@ def list_assets(session: Session, /, as_json: bool) -> int:
 
 
 @asset.command(name="show")
-@click.argument("name")
+@options_of(asset_show)
 @json_option
 @pass_session
 def show(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -100,8 +70,7 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @asset.command(name="approve")
-@click.argument("name")
-@click.option("--digest", default="", metavar="HEX", help="Only the definition that `asset show` gave with it.")
+@options_of(asset_approve)
 @json_option
 @pass_session
 def approve(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -8,25 +8,7 @@ from typing import Any
 import click
 
 from replicator.captures.recording import Captured, CapturesFollowed
-from replicator.cli.options import (
-    Duration,
-    Session,
-    all_databases_option,
-    bandwidth_option,
-    catalog_option,
-    cmroot_option,
-    db_option,
-    deep_option,
-    empty_option,
-    engine_options,
-    json_options,
-    keeper_option,
-    no_scan_option,
-    of_policy_argument,
-    pass_session,
-    scan_time_option,
-    source_option,
-)
+from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took, write
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from replicator.commands.capture import capture as run
@@ -34,31 +16,7 @@ from replicator.core.not_replicated import PARTIAL
 
 
 @click.command()
-@of_policy_argument
-@source_option
-@catalog_option
-@cmroot_option
-@db_option
-@all_databases_option
-@no_scan_option
-@scan_time_option
-@deep_option
-@click.option("--repair", is_flag=True, help="After lost events, compare everything instead of failing.")
-@keeper_option
-@click.option(
-    "--s3-events",
-    multiple=True,
-    metavar="BUCKET=QUEUE",
-    help="URL of the SQS queue to which a bucket (s3://NAME) sends notifications of all changes: what they do not name "
-    "is listed once a day only; repeatable.",
-)
-@empty_option
-@click.option("--follow", is_flag=True, help="Capture repeatedly until stopped.")
-@click.option(
-    "--interval", type=Duration(), default="10s", show_default=True, help="Interval between captures of --follow."
-)
-@bandwidth_option
-@engine_options
+@options_of(run, engine=True)
 @json_options
 @pass_session
 def capture(session: Session, /, as_json: bool, **given: Any) -> int:

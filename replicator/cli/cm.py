@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from replicator.cli.cm_files import check, compact, expire, find, get, ls
-from replicator.cli.options import Session, engine_options, json_option, of_policy_option, pass_session, root_option
+from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
 from replicator.cli.table import renamed_command
 from replicator.commands.cm import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
@@ -21,7 +21,6 @@ from replicator.replay.restore.kept import PinList, Pinned
 F = TypeVar("F", bound=Callable[..., Any])
 
 AT = "An event id, a time (UTC), or a finished dump"
-at_option = click.option("--at", metavar="X", help=f"{AT}; default: the end of the captured log.")
 
 
 def _root_option(command: F) -> F:
@@ -39,10 +38,7 @@ def _root_option(command: F) -> F:
 
 
 @click.group(invoke_without_command=True)
-@of_policy_option
-@click.option("--cmroot", metavar="PLACE", help="The change-management root.")
-@click.option("--no-held", is_flag=True, help="Omit retained sizes, whose computation reads the whole log.")
-@engine_options
+@options_of(cm_slots, engine=True, positional=False)
 @json_option
 @pass_session
 @click.pass_context
@@ -109,11 +105,8 @@ def _remark(slot: Any) -> str:
 
 
 @slots.command()
-@click.argument("name")
-@of_policy_option
+@options_of(cm_slots_create, without=("cmroot",))
 @_root_option
-@at_option
-@click.option("--consumer", default="", metavar="TEXT", help="Description of the consumer.")
 @json_option
 @pass_session
 def create(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -129,11 +122,8 @@ def create(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @slots.command()
-@click.argument("name")
-@of_policy_option
+@options_of(cm_slots_confirm, without=("cmroot",))
 @_root_option
-@click.option("--at", required=True, metavar="X", help=f"{AT}: the consumer has everything up to there.")
-@click.option("--back", is_flag=True, help="Allow a move to an earlier position, whose files may have expired.")
 @json_option
 @pass_session
 def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -147,8 +137,7 @@ def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @slots.command()
-@click.argument("name")
-@of_policy_option
+@options_of(cm_slots_drop, without=("cmroot",))
 @_root_option
 @json_option
 @pass_session
@@ -162,11 +151,7 @@ def drop(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @click.command()
-@click.argument("name")
-@of_policy_option
-@root_option
-@at_option
-@click.option("--reason", default="", metavar="TEXT", help="Reason of the hold.")
+@options_of(cm_hold)
 @json_option
 @pass_session
 def hold(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -184,10 +169,7 @@ def hold(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @click.command()
-@click.argument("name")
-@of_policy_option
-@root_option
-@click.option("--dump", is_flag=True, help="NAME is the id of a dump that will not be loaded any more.")
+@options_of(cm_release)
 @json_option
 @pass_session
 def release(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -9,18 +9,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import (
-    Duration,
-    Session,
-    dry_run_option,
-    engine_options,
-    json_option,
-    json_options,
-    of_policy_argument,
-    of_policy_option,
-    pass_session,
-    root_option,
-)
+from replicator.cli.options import Duration, Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, time_text, took
 from replicator.commands.cm import cm_check, cm_compact, cm_expire, cm_find, cm_get, cm_ls
 from replicator.core.text import duration_text
@@ -28,27 +17,9 @@ from replicator.replay.restore.kept import KeptList
 from replicator.replay.restore.restore import FoundList
 from replicator.replay.restore.upkeep import CompactionPlanned, LogCompacted, RootChecked
 
-limit_option = click.option(
-    "--limit",
-    type=click.IntRange(0, 1_000_000),
-    default=1000,
-    show_default=True,
-    help="Maximum number of listed rows; all are counted.",
-)
-
 
 @click.command()
-@of_policy_argument
-@root_option
-@click.option("--table", default="", metavar="DB.TABLE", help="Only files whose last table is this one.")
-@click.option(
-    "--needed-by",
-    default="",
-    metavar="WHO",
-    help="Only files kept for this reason: live, slot NAME, hold NAME, dump ID, or nobody; a prefix is enough.",
-)
-@limit_option
-@engine_options
+@options_of(cm_ls, engine=True)
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -104,16 +75,7 @@ def _counted(count: dict[str, int]) -> str:
 
 
 @click.command()
-@of_policy_argument
-@root_option
-@click.option("--path", default="", metavar="PLACE", help="A file, or a directory above it, by its path at that time.")
-@click.option(
-    "--table", default="", metavar="DB.TABLE[/PARTITION]", help="A table by its name at that time, or one partition."
-)
-@click.option(
-    "--checksum", default="", metavar="HEX", help="The first digits of a checksum, or the complete name of an entry."
-)
-@limit_option
+@options_of(cm_find)
 @json_option
 @pass_session
 def find(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -159,12 +121,7 @@ def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @click.command()
-@click.argument("what", metavar="PATH_OR_CHECKSUM")
-@of_policy_option
-@root_option
-@click.option("--at", metavar="X", help="The file's state at an event, a time (UTC), or the end of a dump.")
-@click.option("--to", metavar="PLACE", help="The file to write; default: its original path.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@options_of(cm_get)
 @json_option
 @pass_session
 def get(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -204,11 +161,7 @@ wait_option = click.option(
 
 
 @click.command()
-@of_policy_argument
-@root_option
-@click.option("--no-bytes", is_flag=True, help="Compare names and sizes only; do not read the kept files.")
-@limit_option
-@engine_options
+@options_of(cm_check, engine=True)
 @json_options
 @pass_session
 def check(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -259,10 +212,7 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
 
 
 @click.command()
-@of_policy_argument
-@root_option
-@wait_option
-@dry_run_option
+@options_of(cm_compact)
 @json_option
 @pass_session
 def compact(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -306,37 +256,7 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
 
 
 @click.command()
-@of_policy_argument
-@root_option
-@click.option(
-    "--older-than",
-    type=Duration(),
-    required=True,
-    metavar="DURATION",
-    help="The retention window, such as 7d: files that the source had within it stay.",
-)
-@click.option(
-    "--max-slot-lag",
-    type=Duration(),
-    metavar="DURATION",
-    help="Invalidate slots that were not confirmed for longer than this; default: never.",
-)
-@click.option(
-    "--versions",
-    is_flag=True,
-    help="Also delete unneeded versions in buckets (keeper version); no other root may need them.",
-)
-@click.option(
-    "--idle",
-    type=Duration(),
-    default="1d",
-    show_default=True,
-    metavar="DURATION",
-    help="Refuse if the newest capture is older than this: captures have stopped, or the clock is ahead.",
-)
-@wait_option
-@dry_run_option
-@engine_options
+@options_of(cm_expire, engine=True)
 @json_options
 @pass_session
 def expire(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -7,15 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import (
-    Session,
-    dry_run_option,
-    json_options,
-    master_option,
-    pass_session,
-    policy_argument,
-    spark_conf_option,
-)
+from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
 from replicator.commands.drill import drill as run
 from replicator.core.text import duration_text
@@ -26,46 +18,7 @@ NOT_ALL_GOOD = 3
 
 
 @click.command()
-@policy_argument
-@click.option(
-    "--query",
-    "queries",
-    multiple=True,
-    metavar="SQL",
-    help="A query, with the replica's database names, "
-    "to run on the shadows after the policy's `smoke` queries; repeatable.",
-)
-@click.option("--db", multiple=True, metavar="NAME", help="Only this database, by the replica's name; repeatable.")
-@click.option(
-    "--sample",
-    type=click.IntRange(0),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Also count the rows of N tables, a new random sample each time.",
-)
-@click.option("--prefix", default="drill_", show_default=True, metavar="TEXT", help="Prefix of the shadows' names.")
-@click.option(
-    "--keep",
-    is_flag=True,
-    help="Keep the shadows for inspection, until the next drill or --clean. Read "
-    "only: a write to their tables is a write to the replica's files.",
-)
-@click.option("--clean", is_flag=True, help="Only drop the shadows that drills of the policy left.")
-@click.option("--list", "listing", is_flag=True, help="Only list past drills.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="With --list: number of drills, newest first.",
-)
-@click.option(
-    "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of tables created concurrently."
-)
-@master_option
-@spark_conf_option
-@dry_run_option
+@options_of(run, engine=True, without=("engine",))
 @json_options
 @pass_session
 def drill(session: Session, /, as_json: bool, **given: Any) -> int:

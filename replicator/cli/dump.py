@@ -8,69 +8,14 @@ from typing import Any
 import click
 
 from replicator.captures.dumps.dump import Dumped, DumpPlan
-from replicator.cli.options import (
-    Session,
-    catalog_option,
-    cmroot_option,
-    deep_option,
-    dry_run_option,
-    empty_option,
-    engine_options,
-    exclude_option,
-    formats_option,
-    include_option,
-    json_options,
-    keeper_option,
-    key_file_option,
-    no_scan_option,
-    of_policy_argument,
-    pass_session,
-    scan_time_option,
-    source_option,
-)
+from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
 from replicator.commands.dump import dump as run
 from replicator.core.not_replicated import PARTIAL
 
 
 @click.command()
-@of_policy_argument
-@source_option
-@catalog_option
-@cmroot_option
-@click.option("--out", required=True, metavar="PLACE", help="The dump's directory, new or empty.")
-@click.option("--db", multiple=True, metavar="NAME", help="A database to dump; repeatable.")
-@include_option
-@exclude_option
-@click.option("--since", metavar="X", help="Incremental: an event id, a time (UTC), or an earlier dump's directory.")
-@click.option("--until", metavar="X", help="End at this event id or time; default: now.")
-@click.option(
-    "--slot",
-    default="",
-    metavar="NAME",
-    help="Consumer name. $cmroot retains everything that this "
-    "consumer's load has not confirmed. Without --since, the dump begins at the slot's position; a new "
-    "slot gets a bootstrap.",
-)
-@click.option(
-    "--allow-replica", is_flag=True, help="Also dump a database that is itself a replica (chained replication)."
-)
-@click.option(
-    "--no-capture",
-    "no_capture_first",
-    envvar="REPLICATOR_DUMP_NO_CAPTURE",
-    is_flag=True,
-    help="Dump the captured log as it is, without contacting the source.",
-)
-@no_scan_option
-@scan_time_option
-@deep_option
-@keeper_option
-@empty_option
-@key_file_option
-@formats_option
-@dry_run_option
-@engine_options
+@options_of(run, engine=True)
 @json_options
 @pass_session
 def dump(session: Session, /, as_json: bool, **given: Any) -> int:

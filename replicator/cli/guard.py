@@ -8,45 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.options import (
-    Session,
-    Size,
-    dry_run_option,
-    json_option,
-    of_policy_argument,
-    of_policy_option,
-    pass_session,
-    root_option,
-)
+from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
 from replicator.cli.table import renamed_command
 from replicator.commands.guard import audit_ls, audit_undo, legal_hold_add, legal_hold_ls, legal_hold_release
 from replicator.lifecycle.removal.audit import AuditShown
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def guard_options(command: F) -> F:
-    """`--max-share`, `--max-bytes`, `--min-depth` and `--protect`: as fields of `Limited`."""
-    for option in (
-        click.option(
-            "--protect",
-            multiple=True,
-            metavar="PLACE",
-            help="Protect this place and the paths below and above it; repeatable.",
-        ),
-        click.option(
-            "--min-depth",
-            type=click.IntRange(1),
-            help="Minimum depth of removed paths below the store's root; default 2.",
-        ),
-        click.option("--max-bytes", type=Size(), help="Refuse a run that would remove more, e.g. 10TiB."),
-        click.option(
-            "--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger share, e.g. 0.2."
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 @click.group()
@@ -61,22 +29,7 @@ def audit() -> None:
 
 
 @audit.command(name="ls")
-@of_policy_argument
-@root_option
-@click.option("--job", help="Only rows of this job: housekeeping, retention, purge.")
-@click.option("--run", help="Only rows of this run.")
-@click.option("--object", envvar="REPLICATOR_AUDIT_LS_OBJECT_", metavar="DB.TABLE", help="Only rows about this table.")
-@click.option("--path", metavar="PLACE", help="Only this path and paths below it.")
-@click.option(
-    "--outcome",
-    type=click.Choice(["intended", "removed", "refused", "failed", "done"]),
-    help="Only rows with this outcome.",
-)
-@click.option("--who", metavar="USER", help="Only rows of this user: user@host, or user on any host.")
-@click.option("--reason", metavar="TEXT", help="Only rows with this text in their reason or detail; case is ignored.")
-@click.option("--since", metavar="TIME", help="Only rows from this time on; ISO 8601, or -90m, -1d, yesterday.")
-@click.option("--until", metavar="TIME", help="Only rows from before this time, as --since.")
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of rows.")
+@options_of(audit_ls)
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -93,11 +46,7 @@ def ls(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @audit.command(name="undo")
-@of_policy_argument
-@root_option
-@click.option("--run", required=True, help="The run whose files to restore; `audit ls` lists runs.")
-@click.option("--path", metavar="PLACE", help="Only this path and paths below it.")
-@dry_run_option
+@options_of(audit_undo)
 @json_option
 @pass_session
 def undo(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -132,14 +81,7 @@ def legal_hold() -> None:
 
 
 @legal_hold.command(name="add")
-@click.argument("name")
-@of_policy_option
-@root_option
-@click.option(
-    "--on", "pattern", required=True, metavar="PATTERN", help="A place, or a glob for DB.TABLE or DB.TABLE/PARTITION."
-)
-@click.option("--reason", required=True, help="Reason, shown with each refusal.")
-@click.option("--until", default="", metavar="TIME", help="End of the hold; ISO 8601, default: none.")
+@options_of(legal_hold_add)
 @json_option
 @pass_session
 def add(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -154,8 +96,7 @@ def add(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @legal_hold.command(name="ls")
-@of_policy_argument
-@root_option
+@options_of(legal_hold_ls)
 @json_option
 @pass_session
 def list_holds(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -172,9 +113,7 @@ def list_holds(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @legal_hold.command(name="release")
-@click.argument("name")
-@of_policy_option
-@root_option
+@options_of(legal_hold_release)
 @json_option
 @pass_session
 def release(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -9,23 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.guard import guard_options
-from replicator.cli.options import (
-    Duration,
-    Session,
-    all_databases_option,
-    db_option,
-    dry_run_option,
-    engine_options,
-    json_option,
-    json_options,
-    no_scan_option,
-    of_policy_argument,
-    of_policy_option,
-    own_catalog_option,
-    pass_session,
-    root_option,
-)
+from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, write
 from replicator.cli.signals import Stopping
 from replicator.cli.tools import tell_if_first
@@ -47,43 +31,9 @@ from replicator.lifecycle.housekeeping.store import iso
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-store_option = click.option(
-    "--store",
-    metavar="URL",
-    help="Store of the items: postgresql://user@host/db or sqlite:////path; default: an "
-    "SQLite file in $cmroot, if that is a local directory.",
-)
-
 
 @click.command()
-@of_policy_argument
-@root_option
-@store_option
-@click.option("--db", metavar="NAME", help="Only items of this database.")
-@click.option("--table", metavar="NAME", help="Only items of this table.")
-@click.option("--partition", metavar="NAME", help="Only items of this partition, e.g. day=2026-01-01.")
-@click.option("--path", metavar="PLACE", help="Only items with this path, in any spelling.")
-@click.option(
-    "--status",
-    metavar="STATE",
-    help="Only items in this state: SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG.",
-)
-@click.option(
-    "--lifecycle",
-    type=click.Choice(["unreferenced", "expired"], case_sensitive=False),
-    help="Only former locations (unreferenced), or only partitions and tables past their lifetime (expired).",
-)
-@click.option(
-    "--deleted-before", metavar="TIME", help="Only items whose planned removal is before this time; ISO 8601."
-)
-@click.option("--deleted-after", metavar="TIME", help="Only items whose planned removal is after this time.")
-@click.option("--registered-before", metavar="TIME", help="Only items whose period began before this time.")
-@click.option("--registered-after", metavar="TIME", help="Only items whose period began after this time.")
-@click.option(
-    "--size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Number of items per page."
-)
-@click.option("--page", type=click.IntRange(0), default=0, show_default=True, help="Page number, from 0.")
-@click.option("--sort", multiple=True, metavar="NAME[,desc]", help="Sort by this field of the JSON; repeatable.")
+@options_of(housekeeping_ls)
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -99,15 +49,9 @@ def ls(session: Session, /, as_json: bool, **given: Any) -> int:
     return 0
 
 
-def _item_options(command: F) -> F:
-    """Which items, and where they are."""
-    command = of_policy_option(store_option(json_option(command)))
-    return click.argument("ids", metavar="ID...", nargs=-1, required=True, type=int)(root_option(command))
-
-
 @click.command()
-@_item_options
-@click.option("--reason", default="cancelled by hand", show_default=True, help="Reason, shown by `ls`.")
+@options_of(housekeeping_cancel)
+@json_option
 @pass_session
 def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
     """Cancel items. A later change of the table creates a new item; to prevent that, use a legal hold.
@@ -119,7 +63,8 @@ def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @click.command()
-@_item_options
+@options_of(housekeeping_rearm)
+@json_option
 @pass_session
 def rearm(session: Session, /, as_json: bool, **given: Any) -> int:
     """Reschedule items that are exhausted, skipped or cancelled.
@@ -174,30 +119,7 @@ def housekeeping() -> None:
 
 
 @housekeeping.command()
-@of_policy_argument
-@click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
-@own_catalog_option
-@root_option
-@store_option
-@db_option
-@all_databases_option
-@click.option("--no-capture", is_flag=True, help="Use the captured log as it is.")
-@no_scan_option
-@dry_run_option
-@click.option("--at", metavar="TIME", help="With --dry-run: simulate this time; ISO 8601, default: now.")
-@click.option("--follow", is_flag=True, help="Run repeatedly until stopped.")
-@click.option("--interval", type=Duration(), default="5m", show_default=True, help="Interval between runs of --follow.")
-@click.option(
-    "--default-unreferenced",
-    metavar="PERIOD",
-    help="Delay for tables without a period for unreferenced data; default P3D.",
-)
-@click.option(
-    "--default-expired", metavar="PERIOD", help="Lifetime for tables without a period for expired data; default P30D."
-)
-@click.option("--allow-immediate", is_flag=True, help="Accept zero and negative periods.")
-@guard_options
-@engine_options
+@options_of(housekeeping_run, engine=True)
 @json_options
 @pass_session
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -247,16 +169,7 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
 
 
 @housekeeping.command()
-@click.argument("table", metavar="DB.TABLE")
-@of_policy_option
-@click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
-@own_catalog_option
-@root_option
-@store_option
-@click.option(
-    "--period", default="P3D", show_default=True, metavar="PERIOD", help="Delay before the directories are removed."
-)
-@dry_run_option
+@options_of(housekeeping_vacuum)
 @json_option
 @pass_session
 def vacuum(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any
 
 import click
 
-from replicator.cli.options import Duration, Session, engine_options, json_option, json_options, pass_session
+from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, duration_text, emit, note, size_text, time_text
 from replicator.cli.signals import Stopping
 from replicator.commands.ingest import (
@@ -24,9 +24,8 @@ from replicator.commands.ingest import (
     ingest_watch,
 )
 from replicator.core.not_replicated import PARTIAL
-from replicator.ingestion.ingestion_request import Format, IngestionJob, JobDetail, Mode, SchemaPolicy, State
+from replicator.ingestion.ingestion_request import IngestionJob, JobDetail
 from replicator.ingestion.ingestion_shown import IngestionStats
-from replicator.ingestion.intake import READERS
 from replicator.ingestion.job_queries import PERCENTILES
 from replicator.ingestion.notices import Undelivered
 
@@ -44,33 +43,7 @@ def ingest() -> None:
 
 
 @ingest.command(name="request")
-@click.argument("table", metavar="SOURCE:SCHEMA.TABLE")
-@click.option("--asset", required=True, metavar="NAME", help="Asset that the table belongs to.")
-@click.option(
-    "--mode",
-    type=click.Choice(get_args(Mode)),
-    default="overwrite",
-    show_default=True,
-    help="overwrite: all rows, instead of those that are there; append: rows above the watermark, in addition; merge: "
-    "rows (above the watermark, where there is one), instead of those with the same key.",
-)
-@click.option("--watermark", metavar="COLUMN", help="Column that only grows.")
-@click.option("--key", multiple=True, metavar="COLUMN", help="Column that tells rows apart, for merge; repeatable.")
-@click.option(
-    "--split-column", metavar="COLUMN", help="Read in ranges of this column; default: the first of the primary key."
-)
-@click.option("--readers", type=click.IntRange(1, READERS), help="Connections at a time; default: as the source says.")
-@click.option(
-    "--format", type=click.Choice(get_args(Format)), default="parquet", show_default=True, help="Of the files."
-)
-@click.option(
-    "--schema-policy",
-    type=click.Choice(get_args(SchemaPolicy)),
-    default="fail",
-    show_default=True,
-    help="What happens where the table's columns have changed.",
-)
-@click.option("--note", default="", metavar="TEXT", help="For people.")
+@options_of(ingest_request)
 @json_option
 @pass_session
 def request(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -95,8 +68,7 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @ingest.command(name="run")
-@click.option("--once/--follow", "once", default=True, help="Until there is nothing to do (default), or until stopped.")
-@engine_options
+@options_of(ingest_run, engine=True)
 @json_options
 @pass_session
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -123,13 +95,7 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @ingest.command(name="ls")
-@click.option("--asset", default="", metavar="NAME", help="Only jobs of this asset.")
-@click.option("--source", "from_source", default="", metavar="NAME", help="Only jobs that read this source.")
-@click.option("--table", default="", metavar="DB.TABLE", help="Only jobs that land in this table.")
-@click.option("--who", default="", metavar="USER", help="Only jobs that this user requested.")
-@click.option("--state", multiple=True, type=click.Choice(get_args(State)), help="Only jobs in this state; repeatable.")
-@click.option("--before", type=click.IntRange(0), default=0, metavar="JOB", help="Only jobs with a lower number.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of jobs.")
+@options_of(ingest_ls)
 @json_option
 @pass_session
 def list_jobs(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -154,7 +120,7 @@ def list_jobs(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @ingest.command(name="show")
-@click.argument("job", type=click.IntRange(1))
+@options_of(ingest_show)
 @json_option
 @pass_session
 def show(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -169,13 +135,7 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @ingest.command(name="stats")
-@click.option(
-    "--within",
-    type=Duration(),
-    default="7d",
-    show_default=True,
-    help="How far back, of what was published: at most 31d.",
-)
+@options_of(ingest_stats)
 @json_option
 @pass_session
 def stats(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -192,7 +152,7 @@ def stats(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @ingest.command(name="watch")
-@engine_options
+@options_of(ingest_watch, engine=True)
 @json_options
 @pass_session
 def watch(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -212,7 +172,7 @@ def watch(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @ingest.command(name="cancel")
-@click.argument("job", type=click.IntRange(1))
+@options_of(ingest_cancel)
 @json_option
 @pass_session
 def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -228,8 +188,7 @@ def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @ingest.command(name="take")
-@click.option("--directory", default="", metavar="DIR", help="Take the requests that are files in it.")
-@click.option("--database", default="", metavar="NAME", help="Take those in this source's database.")
+@options_of(ingest_take)
 @json_option
 @pass_session
 def take(session: Session, /, as_json: bool, **given: Any) -> int:

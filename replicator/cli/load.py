@@ -7,26 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from cmroot.store.hdfs import ATTRIBUTES
-from replicator.cli.options import (
-    Session,
-    Size,
-    bandwidth_option,
-    dry_run_option,
-    engine_options,
-    formats_option,
-    jobs_option,
-    json_options,
-    key_file_option,
-    map_option,
-    of_policy_option,
-    pass_session,
-    rename_option,
-    target_catalog_option,
-    target_option,
-)
+from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
-from replicator.cli.table import renamed_option
 from replicator.commands.load import load as run_load
 from replicator.core.not_replicated import PARTIAL
 from replicator.replay.apply.load import Loaded
@@ -39,77 +21,11 @@ from replicator.replay.apply.planning import CHANGES, LoadPlan
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def removal_options(command: F) -> F:
-    """`--max-share`, `--max-bytes`, `--allow-removals` and `--bandwidth`: the fields of `Braked`."""
-    for option in (
-        bandwidth_option,
-        click.option("--allow-removals", is_flag=True, help="Lift the removal limits for this run."),
-        click.option(
-            "--max-bytes",
-            type=Size(),
-            help="Refuse a load that would remove more; default: that of [guard], else 1TiB.",
-        ),
-        click.option(
-            "--max-share",
-            type=click.FloatRange(0, 1),
-            help="Refuse a load that would remove a larger "
-            "share of the replica's bytes; default: that of [guard], else 0.5.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 # ---- load ------------------------------------------------------------------------------------------------------------
 
 
 @click.command()
-@click.argument("dump", metavar="DUMP")
-@of_policy_option
-@target_option
-@target_catalog_option
-@click.option(
-    "--warehouse",
-    metavar="PLACE",
-    help="Parent directory of the target's databases; default: that of its default database.",
-)
-@renamed_option(
-    "--target-cmroot",
-    old="--cmroot",
-    metavar="PLACE",
-    help="The target's change-management root, which keeps replaced files; default: .cmroot in the warehouse.",
-)
-@rename_option
-@map_option
-@click.option(
-    "--external-base",
-    metavar="PLACE",
-    help="Directory for external data outside of its database's "
-    "directory, in <database>.db; default: external in the warehouse.",
-)
-@click.option(
-    "--source-cmroot",
-    metavar="PLACE",
-    help="The source's root, if its path on this machine differs from that in the dump.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace objects that are newer, or that replication did not create.")
-@click.option(
-    "--take-over",
-    is_flag=True,
-    help="Assert that another load, whose mark on the target names an unreachable root, has ended.",
-)
-@jobs_option
-@key_file_option
-@formats_option
-@click.option(
-    "--preserve",
-    type=click.Choice(ATTRIBUTES),
-    multiple=True,
-    help="From HDFS to HDFS: what copied files and their directories get of the source's beside the bytes; repeatable.",
-)
-@dry_run_option
-@removal_options
-@engine_options
+@options_of(run_load, engine=True)
 @json_options
 @pass_session
 def load(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import MISSING, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
 from replicator.cli.logs import EVERY, lines_on_stdout
+from replicator.cli.output import note
+from replicator.commands.options import OWN, Between, ByteCount, ByteRate, Declared, declared_fields
 from replicator.core.config import Config, parse_settings
 from replicator.core.logging import VARIABLE, ProgressFile, Watch, now_about, step
-from replicator.core.runtime import JOBS, Bars, Progress, Silent
+from replicator.core.runtime import Bars, Progress, Silent
 from replicator.core.text import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -161,118 +165,148 @@ def json_options(command: F) -> F:
     return json_option(_json_lines_option(command))
 
 
-key_file_option = click.option(
-    "--key-file",
-    metavar="FILE",
-    help="File of signing keys, one per line: the first key signs dumps; dumps that "
-    "none of the keys has signed are refused. Default: key_file of [dumps]; without keys, dumps are neither signed "
-    "nor checked.",
-)
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
-
-bandwidth_option = click.option(
-    "--bandwidth",
-    type=Rate(),
-    help="Copy at most so many bytes a second, such as 50MB, all tasks together; default: that of the policy, else no "
-    "limit.",
-)
-jobs_option = click.option(
-    "--jobs",
-    type=click.IntRange(1, 64),
-    default=JOBS,
-    show_default=True,
-    help="Most tables committed concurrently; as many are as make it faster.",
-)
-policy_argument = click.argument("policy", metavar="POLICY")
-of_policy_argument = click.argument("policy", metavar="[POLICY]", required=False)
-of_policy_option = click.option(
-    "--policy", metavar="POLICY", help="Policy that provides all metastores, roots and databases not given as options."
-)
-METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
-catalog_option = click.option("--catalog", metavar="NAME", help="The source's catalog (Hive 3 and newer).")
-own_catalog_option = click.option("--catalog", metavar="NAME", help="The metastore's catalog (Hive 3 and newer).")
-target_catalog_option = click.option(
-    "--target-catalog", metavar="NAME", help="The target's catalog (Hive 3 and newer)."
-)
-source_option = click.option("--source", metavar="METASTORE", help=f"The source: {METASTORE}")
-target_option = click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
-cmroot_option = click.option("--cmroot", metavar="PLACE", help="The source's change-management root.")
-root_option = click.option("--cmroot", metavar="PLACE", help="The change-management root.")
-include_option = click.option(
-    "--include", multiple=True, metavar="REGEX", help="Only tables whose full name matches; repeatable."
-)
-exclude_option = click.option(
-    "--exclude", multiple=True, metavar="REGEX", help="Omit tables whose full name matches; repeatable."
-)
-rename_option = click.option(
-    "--rename-db", multiple=True, metavar="A=B", help="Replicate source database A as B; repeatable."
-)
-map_option = click.option(
-    "--map-location",
-    multiple=True,
-    metavar="A=B",
-    help="Map paths below A at the source to B on the target; repeatable.",
-)
-db_option = click.option(
-    "--db",
-    multiple=True,
-    metavar="NAME",
-    help="Capture this database from now on; repeatable. Default: the "
-    "databases that the root captures already; for a new root, all.",
-)
-all_databases_option = click.option(
-    "--all-databases", is_flag=True, help="Capture every present database of the metastore from now on."
-)
-formats_option = click.option(
-    "--formats",
-    type=click.Choice(["supported", "as-they-are"]),
-    default="supported",
-    show_default=True,
-    help="as-they-are: include tables in formats whose metadata names files by absolute path. Correct only if both "
-    "sides have the same paths.",
-)
-keeper_option = click.option(
-    "--keeper",
-    type=click.Choice(["auto", "link", "version", "snapshot", "native", "copy", "none"]),
-    default="auto",
-    show_default=True,
-    help="Method of keeping bytes; auto: for each store the first that works of link, version, snapshot (HDFS), copy. "
-    "native: the metastore's own change manager keeps what it drops (HDFS).",
-)
-no_scan_option = click.option(
-    "--no-scan", is_flag=True, help="Skip the scan for changes without an event (most of Spark's writes)."
-)
-scan_time_option = click.option(
-    "--scan-time",
-    type=Duration(),
-    help="Time for that scan, such as 1s: of very many tables it looks at some, and the next one at those after them. "
-    "New and dropped tables are always found. Default: all.",
-)
-empty_option = click.option(
-    "--empty",
-    multiple=True,
-    metavar="OBJECT",
-    help="Declare a table (db.table) or partition (db.table/day=1) "
-    "without a directory empty; repeatable. Otherwise its files stay on replicas.",
-)
-deep_option = click.option(
-    "--deep", is_flag=True, help="Also compare each partition, and all constraints, with the metastore."
-)
+# ---- options of a verb ----------------------------------------------------------------------------------------------
 
 
-master_option = click.option(
-    "--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*]."
-)
-spark_conf_option = settings_option("--spark-conf", help="Spark setting; repeatable.")
+def options_of(
+    verb: Verb[..., Any, Any], *, engine: bool = False, positional: bool = True, without: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Gives a command the options and arguments that the fields of a verb's options declare.
+
+    engine: with --engine, --master and --spark-conf, too. positional: the policy is an argument where it is the only
+    one, else the option --policy. without: fields that the command declares itself.
+    """
+    left_out = {*without, *(() if engine else ENGINE_FIELDS)}
+    fields = [each for each in declared_fields(verb.options) if each.name not in left_out]
+    others = [each for each in fields if each.option.positional and each.option.metavar != POLICY_ARGUMENT]
+
+    former: dict[str, list[str]] = defaultdict(list)
+    for old, new in verb.options.renamed.items():
+        former[new].append(f"--{old.replace('_', '-')}")
+
+    def decorate(command: F) -> F:
+        for field in reversed(fields):
+            if not field.option.python_only:
+                command = _parameter(
+                    field, former[field.name], positional=(positional and not others) or field in others
+                )(command)
+        return command
+
+    return decorate
 
 
-def engine_options(command: F) -> F:
-    """`--engine`, `--master` and `--spark-conf`: fields of every `Options`."""
-    engine_option = click.option(
-        "--engine",
-        type=click.Choice(["auto", "local", "spark"]),
-        default="auto",
-        show_default=True,
-        help="Executor of listing, hashing and copying: local threads, Spark, or (auto) either by the amount of work.",
-    )
-    return engine_option(master_option(spark_conf_option(command)))
+class VerbOption(click.Option):
+    """An option of a verb. old: its former names, which work and warn, on the command line and in the environment.
+    suffix: the end of its variable's name, if it is not the option's."""
+
+    def __init__(self, *names: Any, old: Sequence[str] = (), suffix: str | None = None, **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.old, self.suffix = tuple(old), suffix
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        given = os.environ.get(f"{ctx.auto_envvar_prefix}_{self.suffix}") if self.suffix else None
+        return given or super().resolve_envvar_value(ctx)
+
+    def _twins(self) -> list[click.Option]:
+        """The option under each old name, where the parser and the environment put its value."""
+        twins: list[click.Option] = []
+        for name in self.old:
+            twin = copy(self)
+            twin.suffix = None
+            twin.name, twin.opts, twin.secondary_opts = name.removeprefix("--").replace("-", "_"), [name], []
+            twins.append(twin)
+        return twins
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        for twin in self._twins():
+            click.Option.add_to_parser(twin, parser, ctx)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        for twin in self._twins():
+            old, new = twin.opts[0], self.opts[0]
+            if twin.name in opts:
+                if source is ParameterSource.COMMANDLINE:
+                    raise click.UsageError(f"{old} is the former name of {new}; give one of them", ctx=ctx)
+                value, source = opts[twin.name], ParameterSource.COMMANDLINE
+            elif source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+                continue
+            elif (found := click.Option.value_from_envvar(twin, ctx)) is not None:
+                value, source = found, ParameterSource.ENVIRONMENT
+                old, new = (f"{ctx.auto_envvar_prefix}_{(each.name or '').upper()}" for each in (twin, self))
+            else:
+                continue
+            if not ctx.resilient_parsing:
+                note(f"warning: {old} of `{ctx.command_path}` is now {new}")
+        return value, source
+
+
+def _parameter(field: Declared, old: Sequence[str], *, positional: bool) -> Callable[[F], F]:
+    """Returns the decorator that adds a field's option or argument."""
+    option, name = field.option, field.name
+    required = field.default is MISSING if option.required is None else option.required
+    several = any(get_origin(each) is Sequence for each in field.values)
+    if option.positional and positional:
+        more: dict[str, Any] = {"nargs": -1} if several else {} if required else {"default": field.default}
+        return click.argument(name, metavar=option.metavar, required=required, type=_type(field), **more)
+    flags = option.flags or (f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}",)
+    form: dict[str, Any] = {
+        "help": option.help,
+        "cls": VerbOption,
+        "old": old,
+        "suffix": option.envvar,
+        "required": required,
+    }
+    if field.values == (bool,):
+        negated = field.default is True and "/" not in flags[0]
+        if "/" in flags[0]:
+            form["default"] = field.default
+        return click.option(*flags, f"no_{name}" if negated else name, is_flag=True, **form)
+    default = field.default if option.default is OWN else option.default
+    if default is not MISSING and default not in (None, (), {}):
+        form |= {"default": _as_text(default), "show_default": default not in ("", 0)}
+    metavar = "POLICY" if option.metavar == POLICY_ARGUMENT else option.metavar
+    if len(field.values) == 1 and get_origin(field.values[0]) is Mapping:
+        return settings_option(flags[0], name, **form)
+    multiple = several and option.multiple
+    return click.option(*flags, name, metavar=metavar, type=_type(field), multiple=multiple, **form)
+
+
+def _as_text(default: Any) -> Any:
+    """A default as the command line shows it: `10m`."""
+    if not isinstance(default, timedelta):
+        return list(default) if isinstance(default, tuple) else default
+    seconds = int(default.total_seconds())
+    unit, size = next((each for each in (("d", 86_400), ("h", 3600), ("m", 60)) if seconds % each[1] == 0), ("s", 1))
+    return f"{seconds // size}{unit}"
+
+
+def _type(field: Declared) -> click.ParamType | type | None:  # type: ignore[type-arg]  # not generic in click 8.2
+    """Returns click's type of a field's values."""
+    for each in field.values:
+        kind = get_args(each)[0] if get_origin(each) is Sequence else each
+        if get_origin(kind) is Literal:
+            return click.Choice(get_args(kind), case_sensitive=False)
+        if kind is timedelta:
+            return Duration()
+        if get_origin(kind) is Annotated:
+            of, values = get_args(kind)
+            if isinstance(values, ByteRate):
+                return Rate()
+            if isinstance(values, ByteCount):
+                return Size()
+            if isinstance(values, Between):
+                least, most = values.least, values.most
+                return click.IntRange(least, most) if of is int else click.FloatRange(least, most)  # type: ignore[arg-type]
+        if kind is int and len(field.values) == 1:
+            return click.INT
+        if get_origin(kind) is os.PathLike:
+            is_file = field.option.metavar == "FILE"
+            return click.Path(file_okay=is_file, dir_okay=not is_file, path_type=Path)
+    return None
+
+
+POLICY_ARGUMENT = "[POLICY]"
+ENGINE_FIELDS = ("engine", "master", "spark_conf")
+"""Fields of every verb; options of those whose work may run on Spark."""

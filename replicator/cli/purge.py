@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.guard import guard_options
-from replicator.cli.options import (
-    Duration,
-    Session,
-    dry_run_option,
-    engine_options,
-    json_option,
-    json_options,
-    of_policy_argument,
-    of_policy_option,
-    own_catalog_option,
-    pass_session,
-    root_option,
-)
+from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, took
-from replicator.cli.table import renamed_command, renamed_option
+from replicator.cli.table import renamed_command
 from replicator.cli.tools import tell_if_first
 from replicator.commands.purge import (
     purge_backups,
@@ -40,36 +26,6 @@ from replicator.lifecycle.purge.run import Purged
 F = TypeVar("F", bound=Callable[..., Any])
 
 metastore_option = click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
-ids_option = click.option("--ids", metavar="DB.TABLE:COLUMN", help="The table of ids to erase, and its column.")
-field_path_option = click.option(
-    "--field-path",
-    metavar="PATH",
-    help="Path of the id column's name in a table's dataset.descriptor, e.g. privacy.column.",
-)
-properties_option = click.option(
-    "--properties",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Properties file of a Gobblin compliance job; options override it.",
-)
-
-
-def whitelist_option(command: str) -> Callable[[F], F]:
-    return click.option(
-        "--table-whitelist",
-        "whitelist",
-        envvar=f"REPLICATOR_PURGE_{command}_TABLE_WHITELIST",
-        metavar="LIST",
-        help="White list of tables: 'db.table1|table2,db2'; `*` matches any text; default: all.",
-    )
-
-
-out_option = click.option(
-    "--out",
-    metavar="FILE",
-    help="Also write the certificate to this file: as text (*.txt), as a page (*.html), else as JSON.",
-)
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 
 
 @click.group()
@@ -85,28 +41,12 @@ def purge() -> None:
 
 
 @purge.command()
-@metastore_option
-@root_option
-@ids_option
-@whitelist_option("RUN")
-@of_policy_argument
-@field_path_option
-@properties_option
-@click.option(
-    "--attempts",
-    type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    help="Attempts for a partition with concurrent writes.",
-)
+@options_of(purge_run, engine=True)
 @click.option(
     "--allow-gaps",
     is_flag=True,
     help="End with 0 despite gaps: white-listed tables or partitions that are not searched.",
 )
-@guard_options
-@dry_run_option
-@engine_options
 @json_options
 @pass_session
 def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> int:
@@ -134,27 +74,7 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
 
 
 @purge.command()
-@metastore_option
-@own_catalog_option
-@root_option
-@properties_option
-@of_policy_argument
-@click.option(
-    "--versions", type=click.IntRange(0), help="Number of newest backups to keep for each partition; default 1."
-)
-@click.option("--days", type=Duration(), help="Maximum age of backups; default 7d.")
-@renamed_option(
-    "--grace",
-    old="--readers",
-    type=Duration(),
-    default="2h",
-    show_default=True,
-    help="Keep backups younger than this; set it to the duration of your longest query.",
-)
-@click.option("--trash", type=Duration(), help="Retention of the trash of restores; default 7d.")
-@guard_options
-@dry_run_option
-@engine_options
+@options_of(purge_retain, engine=True)
 @json_options
 @pass_session
 def retain(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -193,19 +113,7 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @purge.command()
-@metastore_option
-@own_catalog_option
-@root_option
-@click.argument("table", metavar="DB.TABLE")
-@click.argument("partition", metavar="[PARTITION]", default="")
-@of_policy_option
-@click.option(
-    "--backup",
-    metavar="TIME",
-    help="The newest backup at or before this time (ISO 8601), or of this run's id; default: the newest.",
-)
-@renamed_option("--revert", old="--undo", is_flag=True, help="Revert the last undo.")
-@dry_run_option
+@options_of(purge_undo)
 @json_option
 @pass_session
 def undo(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -236,9 +144,7 @@ renamed_command(purge, "restore", undo)
 
 
 @purge.command()
-@of_policy_argument
-@root_option
-@click.option("--table", metavar="DB.TABLE", help="Only backups of this table.")
+@options_of(purge_backups)
 @json_option
 @pass_session
 def backups(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -255,43 +161,7 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @purge.command()
-@metastore_option
-@root_option
-@ids_option
-@whitelist_option("CERTIFY")
-@of_policy_argument
-@field_path_option
-@properties_option
-@click.option(
-    "--run",
-    envvar="REPLICATOR_PURGE_CERTIFY_RUN_",
-    metavar="ID",
-    help="The ids and tables of this purge, or of the `latest`, instead of --ids.",
-)
-@click.option(
-    "--replica-cmroot",
-    multiple=True,
-    metavar="PLACE",
-    help="Change-management root of a replica without a policy; repeatable.",
-)
-@click.option(
-    "--expedite", is_flag=True, help="First recycle the backups, and expire the remaining copies that are not needed."
-)
-@renamed_option(
-    "--grace",
-    old="--readers",
-    type=Duration(),
-    default="2h",
-    show_default=True,
-    help="With --expedite: keep backups younger than this; set it to the duration of your longest query.",
-)
-@click.option(
-    "--allow-gaps", is_flag=True, help="Certify despite gaps: white-listed tables or partitions that were not searched."
-)
-@out_option
-@overwrite_option
-@guard_options
-@engine_options
+@options_of(purge_certify, engine=True)
 @json_options
 @pass_session
 def certify(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -315,16 +185,7 @@ def certify(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @purge.command()
-@of_policy_argument
-@root_option
-@click.option(
-    "--run",
-    envvar="REPLICATOR_PURGE_CERTIFICATE_RUN_",
-    metavar="ID",
-    help="The certificate that covers this purge; default: the newest.",
-)
-@out_option
-@overwrite_option
+@options_of(purge_certificate)
 @json_option
 @pass_session
 def certificate(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -8,20 +8,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import (
-    Session,
-    bandwidth_option,
-    cmroot_option,
-    dry_run_option,
-    engine_options,
-    formats_option,
-    jobs_option,
-    json_options,
-    of_policy_argument,
-    pass_session,
-    target_catalog_option,
-    target_option,
-)
+from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
 from replicator.commands.restore import restore as run
 from replicator.core.not_replicated import PARTIAL
@@ -31,53 +18,7 @@ from replicator.replay.restore.restore import Restored
 
 
 @click.command()
-@of_policy_argument
-@cmroot_option
-@click.option("--db", metavar="NAME", help="The database, by its name at the recovery point.")
-@click.option(
-    "--table", multiple=True, metavar="NAME", help="Only this table, by its name at the recovery point; repeatable."
-)
-@click.option(
-    "--partition",
-    multiple=True,
-    metavar="K=V[/K2=V2]",
-    help="Only this partition of the one --table, or all that have these values; repeatable. Into a database that does "
-    "not have the table.",
-)
-@click.option(
-    "--to",
-    required=True,
-    metavar="X",
-    help="The recovery point: an event id, a time (UTC), or back from now: -90m, -1d, yesterday.",
-)
-@target_option
-@target_catalog_option
-@click.option("--into", metavar="NAME", help="The database to create; default: DB_restored_EVENT.")
-@click.option(
-    "--warehouse",
-    metavar="PLACE",
-    help="Parent directory of the new database; default: that of the target's default database.",
-)
-@click.option(
-    "--target-cmroot",
-    metavar="PLACE",
-    help="The target's change-management root, which keeps replaced files; default: .cmroot in the warehouse.",
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Restore into an existing database, even the live one: its restored "
-    "tables are replaced, and their previous data is moved to the target's root.",
-)
-@click.option("--allow-missing", is_flag=True, help="Restore without the missing files.")
-@click.option(
-    "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
-)
-@jobs_option
-@bandwidth_option
-@formats_option
-@dry_run_option
-@engine_options
+@options_of(run, engine=True)
 @json_options
 @pass_session
 def restore(session: Session, /, as_json: bool, **given: Any) -> int:

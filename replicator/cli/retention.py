@@ -7,19 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.guard import guard_options
-from replicator.cli.options import (
-    METASTORE,
-    Session,
-    dry_run_option,
-    engine_options,
-    json_option,
-    json_options,
-    of_policy_option,
-    own_catalog_option,
-    pass_session,
-    root_option,
-)
+from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took, write
 from replicator.cli.tools import tell_if_first
 from replicator.commands.retention import retention_explain, retention_run
@@ -29,17 +17,6 @@ from replicator.lifecycle.retention.datasets import Explained
 from replicator.lifecycle.retention.plan import PlannedItem, RetentionRun
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def set_option(command: str) -> Callable[[F], F]:
-    return click.option(
-        "--set",
-        "job_settings",
-        envvar=f"REPLICATOR_RETENTION_{command}_SETTINGS",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Setting that overrides the job file; repeatable.",
-    )
 
 
 @click.group()
@@ -54,25 +31,8 @@ def retention() -> None:
 
 
 @retention.command()
-@click.argument("job", metavar="CONFIG")
-@of_policy_option
-@click.option(
-    "--metastore",
-    metavar="METASTORE",
-    help=f"Metastore of the tables to clean, and of the tables that must not lose data: {METASTORE}",
-)
-@own_catalog_option
+@options_of(retention_run, engine=True)
 @click.option("--no-metastore", is_flag=True, help="Assert that no metastore refers to these files; none is read.")
-@root_option
-@click.option(
-    "--root",
-    metavar="PLACE",
-    help="Prefix of the configuration's absolute paths, e.g. s3a://lake; default: writer.fs.uri, else local paths.",
-)
-@set_option("RUN")
-@guard_options
-@dry_run_option
-@engine_options
 @json_options
 @pass_session
 def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json: bool, **given: Any) -> int:
@@ -137,15 +97,7 @@ def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
 
 
 @retention.command()
-@click.argument("path", metavar="PATH")
-@click.option(
-    "--config",
-    "job",
-    envvar="REPLICATOR_RETENTION_EXPLAIN_PLACE",
-    metavar="CONFIG",
-    help="The job file, or a config store's directory; default: the store above PATH.",
-)
-@set_option("EXPLAIN")
+@options_of(retention_explain)
 @json_option
 @pass_session
 def explain(session: Session, /, as_json: bool, **given: Any) -> int:

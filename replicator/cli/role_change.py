@@ -7,65 +7,19 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import (
-    METASTORE,
-    Duration,
-    F,
-    Session,
-    dry_run_option,
-    engine_options,
-    jobs_option,
-    json_option,
-    json_options,
-    own_catalog_option,
-    pass_session,
-    policy_argument,
-)
+from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, took, write
-from replicator.cli.table import renamed_option
 from replicator.commands.role_change import failback as run_failback
 from replicator.commands.role_change import failover as run_failover
 from replicator.commands.role_change import loss as run_loss
 from replicator.commands.role_change import role_set, role_show
 from replicator.commands.role_change import switchover as run_switchover
-from replicator.core.roles import Role
 from replicator.policies.role_changes.role_change import RoleChanged, StepReport
 from replicator.policies.roles import DatabaseRole
 
-to_option = click.option(
-    "--to",
-    type=click.Choice(["source", "target"]),
-    default=None,
-    help="The new primary side, as named by the policy; default: the present replica. With --to a repeated command "
-    "does not switch back.",
-)
-wait_option = click.option(
-    "--wait", type=Duration(), default="10s", show_default=True, help="Time to wait for a current run."
-)
-
 
 @click.command()
-@policy_argument
-@to_option
-@click.option("--abort", is_flag=True, help="Undo a switchover that has not promoted the replica yet.")
-@renamed_option(
-    "--force",
-    old="--anyway",
-    is_flag=True,
-    help="Proceed although tables differed in their last comparison, or directories are missing.",
-)
-@renamed_option(
-    "--drain-timeout",
-    old="--drain",
-    type=Duration(),
-    default="10m",
-    show_default=True,
-    help="Time limit for replicating the last changes.",
-)
-@wait_option
-@dry_run_option
-@jobs_option
-@engine_options
+@options_of(run_switchover, engine=True)
 @json_options
 @pass_session
 def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -87,37 +41,7 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @click.command()
-@policy_argument
-@click.option("--force", is_flag=True, help="Fail over, and accept the loss in the report.")
-@renamed_option(
-    "--allow-partial",
-    old="--accept-partial",
-    is_flag=True,
-    help="Proceed although an interrupted load left tables between two states.",
-)
-@click.option(
-    "--look",
-    is_flag=True,
-    help="Also list the lost side's directories, if its storage answers, to find uncaptured files.",
-)
-@renamed_option(
-    "--answer-timeout",
-    old="--patience",
-    type=Duration(),
-    default="5s",
-    show_default=True,
-    help="Time limit for each answer of the lost side.",
-)
-@renamed_option(
-    "--read-timeout",
-    old="--reading",
-    type=Duration(),
-    default="1m",
-    show_default=True,
-    help="Time limit for reading its log, and with --look for listing its directories.",
-)
-@jobs_option
-@engine_options
+@options_of(run_failover, engine=True)
 @json_options
 @pass_session
 def failover(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -138,12 +62,7 @@ def failover(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @click.command()
-@policy_argument
-@click.option("--switch", is_flag=True, help="Then switch over, so that the returned side is the primary again.")
-@wait_option
-@dry_run_option
-@jobs_option
-@engine_options
+@options_of(run_failback, engine=True)
 @json_options
 @pass_session
 def failback(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -165,7 +84,7 @@ def failback(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @click.command()
-@policy_argument
+@options_of(run_loss)
 @json_option
 @pass_session
 def loss(session: Session, /, as_json: bool, **given: Any) -> None:
@@ -306,16 +225,6 @@ def role_change_lines(done: RoleChanged) -> Iterable[str]:
 # `replicator role`: show and set by hand which side of a replication a database is.
 
 
-def metastore_option(verb: str) -> Callable[[F], F]:
-    return click.option(
-        "--metastore",
-        envvar=f"REPLICATOR_ROLE_{verb}_PLACE",
-        required=True,
-        metavar="METASTORE",
-        help=f"The database's metastore: {METASTORE}",
-    )
-
-
 @click.group()
 def role() -> None:
     """Show or set the role of a database: primary, replica, fenced, or none.
@@ -326,9 +235,7 @@ def role() -> None:
 
 
 @role.command()
-@metastore_option("SHOW")
-@own_catalog_option
-@click.option("--db", multiple=True, metavar="NAME", help="A database; repeatable. Default: all with a role.")
+@options_of(role_show)
 @json_option
 @pass_session
 def show(session: Session, /, as_json: bool, **given: Any) -> None:
@@ -344,25 +251,7 @@ def show(session: Session, /, as_json: bool, **given: Any) -> None:
 
 
 @role.command(name="set")
-@metastore_option("SET")
-@own_catalog_option
-@click.option("--db", required=True, metavar="NAME", help="The database.")
-@click.option(
-    "--role",
-    envvar="REPLICATOR_ROLE_SET_WANTED",
-    required=True,
-    type=click.Choice([each.value for each in Role]),
-    help="Its new role.",
-)
-@click.option(
-    "--epoch",
-    type=click.IntRange(0),
-    help="The epoch; default: the next one for primary and fenced, else the present one.",
-)
-@click.option(
-    "--force", is_flag=True, help="Allow a change that can lose data, to a lower epoch, or of an unreadable role."
-)
-@dry_run_option
+@options_of(role_set)
 @json_option
 @pass_session
 def set_(session: Session, /, as_json: bool, **given: Any) -> None:

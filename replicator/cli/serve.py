@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from replicator.cli.logs import raise_level
-from replicator.cli.options import Duration, Session, json_option, pass_session
+from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import emit, note
 from replicator.cli.signals import Stopping
-from replicator.service.api_tokens import ROLES
 from replicator.service.metrics import metrics as run_metrics
 from replicator.service.service_process import serve as run_serve
 from replicator.service.service_process import token_create, token_ls, token_revoke
@@ -21,13 +20,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.option("--listen", metavar="HOST:PORT", help="Address; port 0 selects a free one.  [default: service.listen]")
-@click.option("--require-token", is_flag=True, help="Ask for a token even to look, on loopback too.")
-@click.option("--tls-certificate", "certificate", type=FILE, metavar="FILE", help="PEM file.")
-@click.option("--tls-key", "key", type=FILE, metavar="FILE", help="PEM file.")
-@click.option(
-    "--ready-file", type=FILE, metavar="FILE", help="File to which the service writes its URL once it answers."
-)
+@options_of(run_serve)
 @pass_session
 def serve(session: Session, /, **given: Any) -> int:
     """Run policies and jobs by their schedules, and serve the API, metrics and a page about them.
@@ -61,10 +54,7 @@ def token() -> None:
 
 
 @token.command()
-@click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What it may do.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; repeatable.")
-@click.option("--expires", type=Duration(), default="90d", show_default=True, help="How long the token holds.")
+@options_of(token_create)
 @json_option
 @pass_session
 def create(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -95,7 +85,7 @@ def ls(session: Session, /, as_json: bool) -> int:
 
 
 @token.command()
-@click.argument("name")
+@options_of(token_revoke)
 @json_option
 @pass_session
 def revoke(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -118,12 +108,7 @@ PARTIAL = 3
 
 
 @click.command()
-@click.option(
-    "--textfile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write them there in one step, instead of printing them.",
-)
+@options_of(run_metrics)
 @json_option
 @pass_session
 def metrics(session: Session, /, as_json: bool, **given: Any) -> int:

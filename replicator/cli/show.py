@@ -11,7 +11,7 @@ import click
 
 from replicator.captures.dumps.shown import Shown
 from replicator.captures.events.record import Change
-from replicator.cli.options import Session, json_option, key_file_option, pass_session
+from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, size_text, time_text, write
 from replicator.commands.show import show as run
 
@@ -19,12 +19,7 @@ SPOOL = 16 << 20  # bytes of JSON held in memory; more waits in a file
 
 
 @click.command()
-@click.argument("place", metavar="DUMP_OR_LOG")
-@click.option("--files", is_flag=True, help="List the file entries, too.")
-@click.option("--table", metavar="DB.TABLE", help="Only this table, by any name that it had, and its whole database.")
-@click.option("--since", metavar="X", help="Only from an event id or a time (UTC) on, or -90m, -1d, yesterday.")
-@click.option("--until", metavar="X", help="Only up to an event id or a time, or -1d.")
-@key_file_option
+@options_of(run)
 @json_option
 @pass_session
 def show(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -7,18 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import (
-    METASTORE,
-    Duration,
-    Session,
-    catalog_option,
-    json_option,
-    of_policy_argument,
-    pass_session,
-    policy_argument,
-    target_catalog_option,
-    target_option,
-)
+from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, time_text, took, write
 from replicator.commands.status import check as run_check
 from replicator.commands.status import history as run_history
@@ -41,7 +30,7 @@ PARTIAL = 3
 
 
 @click.command()
-@policy_argument
+@options_of(run_lag)
 @json_option
 @pass_session
 def lag(session: Session, /, policy: str, as_json: bool) -> int:
@@ -121,8 +110,7 @@ def _source_line(report: Lag) -> str:
 
 
 @click.command()
-@policy_argument
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of runs, newest first.")
+@options_of(run_history)
 @json_option
 @pass_session
 def history(session: Session, /, as_json: bool, **given: Any) -> None:
@@ -163,16 +151,7 @@ def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
 
 
 @click.command()
-@click.argument("policy", metavar="[POLICY]", required=False)
-@click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
-@target_catalog_option
-@click.option("--db", metavar="NAME", help="The database, by its name on the target.")
-@click.option("--source", metavar="METASTORE", help=f"Also show the lag. The source: {METASTORE}")
-@catalog_option
-@click.option(
-    "--cmroot", metavar="PLACE", help="The source's root: adds the time of the target's state, and the lag in bytes."
-)
-@click.option("--source-db", metavar="NAME", help="The database's name at the source, if renamed.")
+@options_of(run_status)
 @json_option
 @pass_session
 def status(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -218,29 +197,7 @@ def _lines(report: Status) -> Iterable[str]:
 
 
 @click.command()
-@of_policy_argument
-@target_option
-@target_catalog_option
-@catalog_option
-@click.option("--db", metavar="NAME", help="The database, by its name on the target; default: all of the policy.")
-@click.option("--source", metavar="METASTORE", help=f"For --until-lag. The source: {METASTORE}")
-@click.option(
-    "--until-event", type=click.IntRange(0), metavar="N", help="Wait until the target has this event of the source."
-)
-@click.option(
-    "--until-lag",
-    type=Duration(),
-    metavar="DURATION",
-    help="Wait until the oldest event that the target lacks is at most this old.",
-)
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default="10m",
-    show_default=True,
-    metavar="DURATION",
-    help="Time-out, with exit code 75; 0s checks once.",
-)
+@options_of(run_wait)
 @json_option
 @pass_session
 def wait(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -271,7 +228,7 @@ FOUND = 3  # finished, but something is wrong, or could not be looked at
 
 
 @click.command()
-@policy_argument
+@options_of(run_check)
 @click.option(
     "--nagios",
     is_flag=True,

@@ -9,20 +9,9 @@ from typing import Any
 
 import click
 
-from replicator.cli.load import removal_options
-from replicator.cli.options import (
-    Duration,
-    Session,
-    empty_option,
-    engine_options,
-    jobs_option,
-    json_options,
-    pass_session,
-    policy_argument,
-)
+from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
 from replicator.cli.signals import Stopping
-from replicator.cli.table import renamed_option
 from replicator.commands.sync import apply as run_apply
 from replicator.commands.sync import plan as run_plan
 from replicator.commands.sync import sync as run_sync
@@ -35,37 +24,9 @@ from replicator.policies.sync_plan import SyncPlan
 DIFFERENT = 4
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 
-adopt_option = click.option(
-    "--adopt",
-    is_flag=True,
-    help="Adopt objects of the target with the replicas' names that replication did not "
-    "create: equal files stay, different ones are moved to the target's $cmroot.",
-)
-drop_left_option = click.option(
-    "--drop-left",
-    "--consent-drop",
-    "drop_left",
-    is_flag=True,
-    help="Drop out-of-scope replicas; their data is moved to the target's $cmroot.",
-)
-
 
 @click.command()
-@policy_argument
-@click.option("--once/--follow", "once", default=True, help="One run (default), or repeated runs until stopped.")
-@renamed_option(
-    "--interval",
-    old="--schedule",
-    type=Duration(),
-    help="With --follow: interval between the starts of two runs; default: the policy's schedule.",
-)
-@adopt_option
-@drop_left_option
-@empty_option
-@click.option("--deep", is_flag=True, help="Also compare each partition with the metastore.")
-@jobs_option
-@removal_options
-@engine_options
+@options_of(run_sync, engine=True)
 @json_options
 @pass_session
 def sync(session: Session, /, as_json: bool, once: bool, **given: Any) -> int:
@@ -179,11 +140,7 @@ def _followed_lines(total: RunsFollowed) -> Iterable[str]:
 
 
 @click.command()
-@policy_argument
-@click.option("--out", required=True, metavar="FILE", help="The plan's file; an existing one is replaced.")
-@adopt_option
-@drop_left_option
-@engine_options
+@options_of(run_plan, engine=True)
 @json_options
 @pass_session
 def plan(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -202,10 +159,7 @@ def plan(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @click.command()
-@click.argument("plan", metavar="PLAN")
-@jobs_option
-@removal_options
-@engine_options
+@options_of(run_apply, engine=True)
 @json_options
 @pass_session
 def apply(session: Session, /, as_json: bool, **given: Any) -> int:

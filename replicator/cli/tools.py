@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from cmroot.root import looked_at
-from replicator.cli.options import (
-    Duration,
-    Session,
-    catalog_option,
-    json_option,
-    pass_session,
-    settings_option,
-    target_catalog_option,
-)
+from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, emit, note, shortened, size_text
 from replicator.cli.status import FOUND
 from replicator.cli.status import lines as check_lines
-from replicator.cli.table import renamed_option
 from replicator.commands.demo import demo as run_demo
 from replicator.commands.demo import metastore_start, metastore_status, metastore_stop
 from replicator.commands.diagnose import diagnose as run_diagnose
@@ -30,29 +20,10 @@ from replicator.commands.diagnosis.collect import Diagnosed
 from replicator.commands.init import Initialized
 from replicator.commands.init import init as run_init
 from replicator.errors import UsageError
-from replicator.metastore.embedded.distributions import VERSIONS
 
 
 @click.command()
-@click.option("--source", metavar="URI", help="The source's metastore: thrift://host:port. Asked for when missing.")
-@catalog_option
-@click.option("--target", metavar="URI", help="The target's metastore. Asked for when missing.")
-@target_catalog_option
-@click.option("--policy", default="main", show_default=True, metavar="NAME", help="The policy's name.")
-@click.option(
-    "--databases",
-    multiple=True,
-    default=[".*"],
-    show_default=True,
-    metavar="REGEX",
-    help="Databases of the source whose whole name matches; repeatable.",
-)
-@click.option("--cmroot", metavar="PLACE", help="The source's $cmroot. Default: .cmroot in its warehouse.")
-@click.option("--target-cmroot", metavar="PLACE", help="The target's $cmroot. Default: .cmroot in its warehouse.")
-@click.option("--dumps", metavar="PLACE", help="The directory of dumps. Default: .dumps in the target's warehouse.")
-@click.option("--file", default="replicator.toml", show_default=True, metavar="FILE", help="The file to write.")
-@renamed_option("--overwrite", old="--force", is_flag=True, help="Replace the file.")
-@click.option("--no-check", is_flag=True, help="Do not check the policy afterwards.")
+@options_of(run_init)
 @json_option
 @pass_session
 def init(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -92,13 +63,7 @@ def _lines(done: Initialized) -> Iterable[str]:
 
 
 @click.command()
-@click.option(
-    "--keep",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Run in this directory, new or empty, and keep it.",
-)
-@click.option("--ingest", is_flag=True, help="Land a table of a PostgreSQL instead, which this starts and ends.")
+@options_of(run_demo)
 @json_option
 @pass_session
 def demo(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -133,11 +98,7 @@ MISSING = 3  # written, but something could not be had
 
 
 @click.command()
-@click.argument("policies", metavar="[POLICY]...", nargs=-1)
-@click.option(
-    "--out", metavar="FILE", help="File to write. Default: replicator-diagnosis-TIME.tar.gz in the working directory."
-)
-@click.option("--overwrite", is_flag=True, help="Replace the file.")
+@options_of(run_diagnose)
 @json_option
 @pass_session
 def diagnose(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -172,15 +133,6 @@ def _diagnose_lines(report: Diagnosed) -> Iterable[str]:
 # `replicator metastore`: a real Hive metastore in a directory, started, asked after and stopped.
 
 
-directory_option = click.option(
-    "--dir",
-    "directory",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the warehouse, the database and the log.",
-)
-
-
 @click.group()
 def metastore() -> None:
     """Run a real Hive metastore: 2.3 out of PySpark's own jars, 3.1 to 4.2 fetched once from a Maven repository.
@@ -191,27 +143,7 @@ def metastore() -> None:
 
 
 @metastore.command()
-@directory_option
-@click.option("--port", type=click.IntRange(1, 65535), help="The port; default: the previous one, else a free one.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has full access to the data.",
-)
-@click.option(
-    "--hive",
-    type=click.Choice(list(VERSIONS)),
-    help="The version of Hive; default: the directory's, and 2.3 for a new one.",
-)
-@settings_option(
-    "--set",
-    "hive_settings",
-    envvar="REPLICATOR_METASTORE_START_SETTINGS",
-    help="A Hive setting for this start. A password is given as env:NAME, file:PATH or command:PROGRAM.",
-)
-@click.option("--timeout", type=Duration(), default="90s", show_default=True, help="Time limit for the first answer.")
+@options_of(metastore_start)
 @json_option
 @pass_session
 def start(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -227,7 +159,7 @@ def start(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @metastore.command()
-@directory_option
+@options_of(metastore_stop)
 @json_option
 @pass_session
 def stop(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -241,7 +173,7 @@ def stop(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @metastore.command()
-@directory_option
+@options_of(metastore_status)
 @json_option
 @pass_session
 def status(session: Session, /, as_json: bool, **given: Any) -> int:

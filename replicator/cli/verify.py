@@ -4,34 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import click
 
-from replicator.cli.load import removal_options
-from replicator.cli.options import (
-    Session,
-    Size,
-    catalog_option,
-    cmroot_option,
-    dry_run_option,
-    engine_options,
-    exclude_option,
-    formats_option,
-    include_option,
-    jobs_option,
-    json_options,
-    map_option,
-    of_policy_argument,
-    pass_session,
-    rename_option,
-    source_option,
-    target_catalog_option,
-    target_option,
-)
+from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, duration_text, emit, shortened, size_text, took
-from replicator.cli.table import renamed_option
 from replicator.commands.verify import repair as run_repair
 from replicator.commands.verify import verify as run_verify
 from replicator.compare.differences import Difference
@@ -44,41 +22,7 @@ DIFFERENT = 4
 
 
 @click.command()
-@of_policy_argument
-@source_option
-@catalog_option
-@target_option
-@target_catalog_option
-@click.option("--db", multiple=True, metavar="NAME", help="A database, by its source name; repeatable.")
-@rename_option
-@map_option
-@include_option
-@exclude_option
-@click.option(
-    "--level",
-    type=click.Choice(["metadata", "size", "crc", "checksum"]),
-    default="checksum",
-    show_default=True,
-    help="Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps (nobody reads the files; those of "
-    "other stores are read), or content.",
-)
-@click.option(
-    "--sample", type=click.IntRange(1), metavar="N", help="Compare only N tables: those with the oldest comparison."
-)
-@click.option(
-    "--sample-bytes",
-    type=Size(),
-    metavar="SIZE",
-    help="The same, with a limit of bytes to read; a larger table is read in shares, one per run.",
-)
-@renamed_option(
-    "--target-cmroot",
-    old="--cmroot",
-    metavar="PLACE",
-    help="For samples: the target's change-management root, which stores the times of comparisons.",
-)
-@formats_option
-@engine_options
+@options_of(run_verify, engine=True)
 @json_options
 @pass_session
 def verify(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -138,62 +82,7 @@ def _line(each: Difference) -> str:
 
 
 @click.command()
-@of_policy_argument
-@source_option
-@catalog_option
-@target_option
-@target_catalog_option
-@cmroot_option
-@click.option(
-    "--target-cmroot",
-    metavar="PLACE",
-    help="The target's change-management root, which keeps removed files; default: .cmroot in the warehouse.",
-)
-@click.option("--db", metavar="NAME", help="The database, by its source name; default: all of the policy.")
-@click.option("--table", multiple=True, metavar="NAME", help="Only this table, even without a difference; repeatable.")
-@click.option(
-    "--from",
-    "report",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    metavar="FILE",
-    help="Output of `verify --json`: repair its differences instead of comparing first.",
-)
-@rename_option
-@map_option
-@include_option
-@exclude_option
-@click.option(
-    "--level",
-    type=click.Choice(["metadata", "size", "crc", "checksum"]),
-    default="checksum",
-    show_default=True,
-    help="Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps, or content.",
-)
-@click.option(
-    "--drop-extra",
-    is_flag=True,
-    help="Also drop tables that only the target has and replication did not "
-    "create; their data is moved to the target's root.",
-)
-@click.option(
-    "--warehouse",
-    metavar="PLACE",
-    help="Parent directory of the target's databases; default: that of its default database.",
-)
-@click.option(
-    "--external-base",
-    metavar="PLACE",
-    help="Directory for external data outside of its database's "
-    "directory, in <database>.db; default: external in the warehouse.",
-)
-@click.option(
-    "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
-)
-@jobs_option
-@formats_option
-@dry_run_option
-@removal_options
-@engine_options
+@options_of(run_repair, engine=True)
 @json_options
 @pass_session
 def repair(session: Session, /, as_json: bool, **given: Any) -> int:

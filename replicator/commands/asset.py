@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from replicator.commands.base import Options, verb
+from replicator.commands.options import Note, arg, opt, python_only
 from replicator.errors import ObjectNotFound, Refused
 from replicator.ingestion.ingestion_request import Asset, Classification
 from replicator.ingestion.ingestion_shown import AssetShown, AssetsShown
@@ -15,11 +17,15 @@ from replicator.ingestion.job_store import IngestionStore
 
 @dataclass(frozen=True, kw_only=True)
 class AsRequester(Options):
-    """by: who asks, as whoever let it in knows it; empty: the user of this process, with its groups. groups: that who
-    asks is in."""
+    """The requester of an action: a field of every command that the service calls for a user."""
 
-    by: str = ""
-    groups: Sequence[str] = ()
+    by: Annotated[
+        str,
+        python_only(
+            "Who requests it, as the service authenticated them; empty: the user of this process, with its groups."
+        ),
+    ] = ""
+    groups: Annotated[Sequence[str], python_only("The requester's groups.")] = ()
 
     @property
     def asks(self) -> Requester:
@@ -28,33 +34,31 @@ class AsRequester(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AssetCreateOptions(AsRequester):
-    """Arguments:
-
-    name: the asset's: lower-case letters, digits, underscores; its landing databases begin with it.
-    owner: the user or group that answers for it.
-    producers, consumers: users and groups that may request landings, and that may read what was landed.
-    sources: names of [ingestion.sources].
-    classification: "public", "internal", "confidential" or "personal".
-    erasure_ids: "db.table:column" of the ids of erased people; erasure_column: the column of landed tables that has
-      such an id. A personal asset has both, or an exemption.
-    exemption: why it has none.
-    retention: for how long versions of its landing tables are kept, a duration.
-    note: for people.
-    overwrite: change an asset of this name; it has to be approved again.
-    """
-
-    name: str = field(kw_only=False)
-    owner: str
-    producers: str | Sequence[str] = ()
-    consumers: str | Sequence[str] = ()
-    sources: str | Sequence[str] = ()
-    classification: Classification = "internal"
-    erasure_ids: str | None = None
-    erasure_column: str | None = None
-    exemption: str = ""
-    retention: str | None = None
-    note: str = ""
-    overwrite: bool = False
+    name: Annotated[
+        str, arg("The asset's name: lower-case letters, digits, underscores; its landing databases begin with it.")
+    ] = field(kw_only=False)
+    owner: Annotated[str, opt("User or group that answers for it.", metavar="NAME")]
+    producers: Annotated[
+        str | Sequence[str], opt("User or group that may request landings; repeatable.", "--producer", metavar="NAME")
+    ] = ()
+    consumers: Annotated[
+        str | Sequence[str],
+        opt("User or group that may read what was landed; repeatable.", "--consumer", metavar="NAME"),
+    ] = ()
+    sources: Annotated[
+        str | Sequence[str], opt("Source of [ingestion.sources]; repeatable.", "--source", metavar="NAME")
+    ] = ()
+    classification: Annotated[
+        Classification, opt("What its data are. personal: erased people must not come back, see --erasure-ids.")
+    ] = "internal"
+    erasure_ids: Annotated[str | None, opt("Where the ids of erased people are.", metavar="DB.TABLE:COLUMN")] = None
+    erasure_column: Annotated[str | None, opt("Column of landed tables that has such an id.", metavar="NAME")] = None
+    exemption: Annotated[str, opt("Why a personal asset has neither.", metavar="TEXT")] = ""
+    retention: Annotated[str | None, opt("How long versions of its landing tables are kept.", metavar="DURATION")] = (
+        None
+    )
+    note: Note = ""
+    overwrite: Annotated[bool, opt("Change an asset of this name; it has to be approved again.")] = False
 
     @property
     def asset(self) -> Asset:
@@ -95,7 +99,7 @@ def asset_create(options: AssetCreateOptions) -> AssetShown:
 
 @dataclass(frozen=True, kw_only=True)
 class AssetLsOptions(Options):
-    """No arguments of its own."""
+    """No options of its own."""
 
 
 @verb(AssetLsOptions)
@@ -111,12 +115,7 @@ def asset_ls(options: AssetLsOptions) -> AssetsShown:
 
 @dataclass(frozen=True, kw_only=True)
 class AssetShowOptions(Options):
-    """Arguments:
-
-    name: the asset's.
-    """
-
-    name: str = field(kw_only=False)
+    name: Annotated[str, arg("The asset's name.")] = field(kw_only=False)
 
 
 @verb(AssetShowOptions)
@@ -132,14 +131,8 @@ def asset_show(options: AssetShowOptions) -> AssetShown:
 
 @dataclass(frozen=True, kw_only=True)
 class AssetApproveOptions(AsRequester):
-    """Arguments:
-
-    name: the asset's.
-    digest: of the definition that is meant, as `asset_show` has it; empty: whichever is there.
-    """
-
-    name: str = field(kw_only=False)
-    digest: str = ""
+    name: Annotated[str, arg("The asset's name.")] = field(kw_only=False)
+    digest: Annotated[str, opt("Only the definition that `asset show` gave with it.", metavar="HEX")] = ""
 
 
 @verb(AssetApproveOptions)

@@ -16,20 +16,30 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast, get_type_hints
 
 from cmroot.root import ChangeRoot, create_or_open, looked_at, open_existing
 from cmroot.store.drivers import VARIABLE, as_text, use
 from cmroot.store.local import FLOW
 from replicator.captures.dumps.layout import Keys, read_keys
-from replicator.commands.ranges import Bandwidth, Natural, Share, check, settled
+from replicator.commands.options import (
+    Bandwidth,
+    Bytes,
+    Share,
+    Where,
+    check,
+    declared_fields,
+    opt,
+    python_only,
+    settled,
+)
 from replicator.core.config import Config, read_config
-from replicator.core.connections import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.runtime import JOBS, Progress, Runtime, Silent
 from replicator.core.spark import SparkEngine
@@ -48,9 +58,6 @@ R = TypeVar("R", covariant=True)
 EngineGiven = AutoEngine | Literal["auto", "local", "spark"] | None
 """auto, local, spark; or engines that the caller has opened."""
 
-Where = str | MetastoreConfig
-"""A metastore: its name in the configuration, its URI, or a value of its own."""
-
 CATALOGS = {"source": "catalog", "metastore": "catalog", "target": "target_catalog"}
 """Fields that give a metastore's catalog, by those that give the metastore."""
 
@@ -59,28 +66,41 @@ ENGINES = ("auto", "local", "spark")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Fields of every command.
-
-    config: the configuration, or its file (None: `replicator.toml` of the working directory, where there is one);
-      its metastores may be called by name.
-    engine: where work that grows with the data runs: "auto" (by the amount of work), "local", "spark", or engines
-      that `replicator.engines()` has opened, to keep one Spark over several calls.
-    spark: a SparkSession to work in; None: the one that this process runs, else one of our own, which is stopped.
-    master, spark_conf: of a Spark of our own: its master (None: as Spark is configured, or local[*]), and settings
-      beside those of the configuration.
-    progress: receives the state of the work; None: no reports of progress.
-    """
+    """Fields of every command."""
 
     zone: ClassVar[str] = ""  # of the Java that Spark runs in; empty: the machine's
     renamed: ClassVar[Mapping[str, str]] = {}
     """Fields by the names that they had before, which work and warn."""
 
-    config: Config | str | os.PathLike[str] | None = None
-    engine: EngineGiven = None
-    spark: Any = None
-    master: str | None = None
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
-    progress: Progress | None = None
+    config: Annotated[
+        Config | str | os.PathLike[str] | None,
+        python_only(
+            "The configuration, or its file; None: `replicator.toml` of the working directory, if it "
+            "exists. Its metastores may be called by name."
+        ),
+    ] = None
+    engine: Annotated[
+        EngineGiven,
+        opt(
+            "Executor of listing, hashing and copying: local threads, Spark, or (auto) either by the amount of work.",
+            default="auto",
+        ),
+    ] = None
+    spark: Annotated[
+        Any,
+        python_only(
+            "A SparkSession to use; None: the active one of this process, else one that is stopped at the end."
+        ),
+    ] = None
+    master: Annotated[str | None, opt("Spark master; default: Spark's configuration, or local[*].", metavar="URL")] = (
+        None
+    )
+    spark_conf: Annotated[Mapping[str, str], opt("Spark setting; repeatable.", metavar="KEY=VALUE")] = field(
+        default_factory=dict
+    )
+    progress: Annotated[
+        Progress | None, python_only("Receives the state of the work; None: no progress is reported.")
+    ] = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -161,10 +181,15 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Copying(Options):
-    """bandwidth: bytes a second that this process and its Spark's tasks may copy; None: as the policy says, else as
-    fast as it goes. Of several calls in one process the last one's holds."""
+    """A limit of the bytes copied per second. Of several calls in one process, the last one's limit holds."""
 
-    bandwidth: Bandwidth | None = None
+    bandwidth: Annotated[
+        Bandwidth | None,
+        opt(
+            "Copy at most so many bytes a second, such as 50MB, all tasks together; default: that of "
+            "the policy, else no limit."
+        ),
+    ] = None
 
     @property
     def rate(self) -> int | None:
@@ -173,18 +198,21 @@ class Copying(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Braked(Copying):
-    """What may be taken away:
+    """Limits of what a load may remove."""
 
-    max_share: of the replica's bytes, 0 to 1, that a load may take away; None: as [guard] says, else 0.5.
-    max_bytes: bytes that it may; None: as [guard] says, else 1 TiB.
-    allow_removals: whatever the source does not have.
-    brake: these limits as one value, in place of the others; None: no limit.
-    """
-
-    max_share: Share | None = None
-    max_bytes: Natural | None = None
-    allow_removals: bool = False
-    brake: Brake | None = BRAKE
+    max_share: Annotated[
+        Share | None,
+        opt(
+            "Refuse a load that would remove a larger share of the replica's bytes; default: that of [guard], else 0.5."
+        ),
+    ] = None
+    max_bytes: Annotated[
+        Bytes | None, opt("Refuse a load that would remove more; default: that of [guard], else 1TiB.")
+    ] = None
+    allow_removals: Annotated[bool, opt("Lift the removal limits for this run.")] = False
+    brake: Annotated[
+        Brake | None, python_only("These limits as one value, in place of the others; None: no limit.")
+    ] = BRAKE
 
     @property
     def limits(self) -> Brake | None:
@@ -224,13 +252,25 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
             return begin(cast("Callable[..., O]", make)(*arguments, **given))
 
         result = inspect.signature(run).return_annotation
-        call.__signature__ = inspect.signature(make).replace(return_annotation=result)  # type: ignore[attr-defined]
-        reported = (run, *(each for each in inspect.getmro(make) if issubclass(each, Options)))  # type: ignore[arg-type]
-        call.__doc__ = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in reported)
+        call.__signature__ = _signature(make).replace(return_annotation=result)  # type: ignore[attr-defined]
+        call.__doc__ = f"{inspect.cleandoc(run.__doc__ or '')}\n\nArguments:\n\n{_described(make)}"
         call.run, call.options = begin, make  # type: ignore[attr-defined]
         return cast("Verb[P, O, R]", call)
 
     return decorate
+
+
+def _signature(make: Callable[..., Any]) -> inspect.Signature:
+    """Returns the signature of a class of options, with the types of fields, without the declarations of options."""
+    signature, types = inspect.signature(make), get_type_hints(make)
+    fields = [each.replace(annotation=types[each.name]) for each in signature.parameters.values()]
+    return signature.replace(parameters=fields)
+
+
+def _described(kind: Any) -> str:
+    """Returns the fields of a class of options with their descriptions."""
+    lines = (f"{each.name}: {each.option.help}" for each in declared_fields(kind))
+    return "\n".join(textwrap.fill(line, 116, subsequent_indent="  ") for line in lines)
 
 
 @contextmanager

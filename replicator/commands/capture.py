@@ -6,15 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.root import create_or_open
 from replicator.captures import capture as capturing
 from replicator.captures.recording import Captured
-from replicator.commands.base import Copying, Where, names, pairs, verb
+from replicator.commands.base import Copying, names, pairs, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.options import (
+    AllDatabases,
+    CapturedDatabases,
+    DeclaredEmpty,
+    DeepScan,
+    KeeperChoice,
+    OptionalPolicy,
+    ScanChoice,
+    ScanTime,
+    Source,
+    SourceCatalog,
+    SourceRoot,
+    opt,
+    python_only,
+)
 from replicator.core import runtime as following
-from replicator.core.policy import Keeper
 from replicator.core.text import check_queues
 from replicator.errors import Error, LeaseHeld, UsageError
 
@@ -25,45 +39,37 @@ def _nobody(*about: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions(Copying, OfPolicy):
-    """Arguments:
-
-    source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog: whose databases are meant, on Hive 3 and newer; None: the server's default one.
-    cmroot: the source's change-management root; made where there is none.
-    db: a database to capture from now on, or several; none: those captured already, of a new root all there are.
-    all_databases: capture every database that the metastore has now.
-    scan: look for changes that left no event. deep: of each partition, too.
-    scan_time: look at tables for about so long, and go on after them in the next capture; None: at all.
-    repair: after lost events, compare everything instead of failing.
-    keeper: auto, link, version, native, copy or none: how bytes are kept; None: as the policy says, else auto.
-    s3_events: queues (SQS) to which buckets send notifications of all changes, as a mapping {"s3://bucket": URL} or
-        "s3://bucket=URL" texts: what they do not name is not listed, but for once a day. None: as the policy says.
-    empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
-    follow: capture again and again, until an exception such as KeyboardInterrupt ends it.
-    interval: the time between two captures of a following.
-    reported: called with the report of each capture of a following.
-    failed: called with each error that may pass while following, and the seconds to the next try.
-    """
-
     needed: ClassVar = ("source", "cmroot")
 
-    policy: str | None = field(default=None, kw_only=False)
-    source: Where = ""
-    catalog: str | None = None
-    cmroot: str = ""
-    db: str | Sequence[str] = ()
-    all_databases: bool = False
-    scan: bool = True
-    scan_time: timedelta | None = None
-    deep: bool = False
-    repair: bool = False
-    keeper: Keeper | None = None
-    s3_events: Mapping[str, str] | Sequence[str] = ()
-    empty: Sequence[str] = ()
-    follow: bool = False
-    interval: timedelta = timedelta(seconds=10)
-    reported: Callable[[Captured], None] = _nobody
-    failed: Callable[[Exception, float], None] = _nobody
+    policy: OptionalPolicy = field(default=None, kw_only=False)
+    source: Source = ""
+    catalog: SourceCatalog = None
+    cmroot: SourceRoot = ""
+    db: CapturedDatabases = ()
+    all_databases: AllDatabases = False
+    scan: ScanChoice = True
+    scan_time: ScanTime = None
+    deep: DeepScan = False
+    repair: Annotated[bool, opt("After lost events, compare everything instead of failing.")] = False
+    keeper: KeeperChoice = None
+    s3_events: Annotated[
+        Mapping[str, str] | Sequence[str],
+        opt(
+            "URL of the SQS queue to which a bucket (s3://NAME) sends notifications of all changes: "
+            "what they do not name is listed once a day only; repeatable.",
+            metavar="BUCKET=QUEUE",
+        ),
+    ] = ()
+    empty: DeclaredEmpty = ()
+    follow: Annotated[bool, opt("Capture repeatedly until stopped.")] = False
+    interval: Annotated[timedelta, opt("Interval between captures of --follow.")] = timedelta(seconds=10)
+    reported: Annotated[
+        Callable[[Captured], None], python_only("Called while following, with the report of each capture.")
+    ] = _nobody
+    failed: Annotated[
+        Callable[[Exception, float], None],
+        python_only("Called while following, with each transient error and the seconds until the next try."),
+    ] = _nobody
 
 
 @verb(CaptureOptions)

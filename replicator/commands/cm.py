@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.root import looked_at, open_existing
 from cmroot.store.place import as_written
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Moment, Rows
+from replicator.commands.options import DryRun, LeaseWait, LogPosition, Moment, OverwriteFile, Root, RowLimit, arg, opt
 from replicator.replay.restore import kept
 from replicator.replay.restore.kept import LIMIT, KeptList, PinList, Pinned, list_kept
 from replicator.replay.restore.restore import FoundList, PutBack, find_files, put_back
@@ -32,20 +32,18 @@ from replicator.replay.restore.upkeep import (
 
 @dataclass(frozen=True, kw_only=True)
 class CmLsOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    table: only what was last this table's, "db.table".
-    needed_by: only what this needs: "live", "slot NAME", "hold NAME", "dump ID" or "nobody"; its beginning is enough.
-    limit: so many entries are listed one by one, the largest; all are counted.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    table: str = ""
-    needed_by: str = ""
-    limit: Rows = LIMIT
+    cmroot: Root = ""
+    table: Annotated[str, opt("Only files whose last table is this one.", metavar="DB.TABLE")] = ""
+    needed_by: Annotated[
+        str,
+        opt(
+            "Only files kept for this reason: live, slot NAME, hold NAME, dump ID, or nobody; a prefix is enough.",
+            metavar="WHO",
+        ),
+    ] = ""
+    limit: RowLimit = LIMIT
 
 
 @verb(CmLsOptions)
@@ -62,22 +60,17 @@ def cm_ls(options: CmLsOptions) -> KeptList:
 
 @dataclass(frozen=True, kw_only=True)
 class CmFindOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    path: a file, or a directory above it, as it was then.
-    table: "db.table" by its name then, or one partition, "db.table/day=1".
-    checksum: its first digits, or the whole name of an entry.
-    limit: so many files are reported, the newest.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    path: str = ""
-    table: str = ""
-    checksum: str = ""
-    limit: Rows = LIMIT
+    cmroot: Root = ""
+    path: Annotated[str, opt("A file, or a directory above it, by its path at that time.", metavar="PLACE")] = ""
+    table: Annotated[
+        str, opt("A table by its name at that time, or one partition.", metavar="DB.TABLE[/PARTITION]")
+    ] = ""
+    checksum: Annotated[
+        str, opt("The first digits of a checksum, or the complete name of an entry.", metavar="HEX")
+    ] = ""
+    limit: RowLimit = LIMIT
 
 
 @verb(CmFindOptions)
@@ -94,22 +87,17 @@ def cm_find(options: CmFindOptions) -> FoundList:
 
 @dataclass(frozen=True, kw_only=True)
 class CmGetOptions(OfPolicy):
-    """Arguments:
-
-    what: the path of a file, or its checksum: the first six digits or more.
-    cmroot: the change-management root.
-    at: as it was at an event id, a time (UTC), or the end of a finished dump.
-    to: the file to write; None: where it was.
-    overwrite: replace the file that is there.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    what: str = field(kw_only=False)
-    cmroot: str = ""
-    at: Moment | int | None = None
-    to: str | None = None
-    overwrite: bool = False
+    what: Annotated[
+        str, arg("The path of a file, or its checksum: at least the first six digits.", "PATH_OR_CHECKSUM")
+    ] = field(kw_only=False)
+    cmroot: Root = ""
+    at: Annotated[
+        Moment | int | None, opt("The file's state at an event, a time (UTC), or the end of a dump.", metavar="X")
+    ] = None
+    to: Annotated[str | None, opt("The file to write; default: its original path.", metavar="PLACE")] = None
+    overwrite: OverwriteFile = False
 
 
 @verb(CmGetOptions)
@@ -130,16 +118,10 @@ def cm_get(options: CmGetOptions) -> PutBack:
 
 @dataclass(frozen=True, kw_only=True)
 class CmSlotsOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    held: also what each holds back, which reads the whole log.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    held: bool = True
+    cmroot: Root = ""
+    held: Annotated[bool, opt("Omit retained sizes, whose computation reads the whole log.")] = True
 
 
 @verb(CmSlotsOptions)
@@ -156,20 +138,12 @@ def cm_slots(options: CmSlotsOptions) -> PinList:
 
 @dataclass(frozen=True, kw_only=True)
 class CmSlotsCreateOptions(OfPolicy):
-    """Arguments:
-
-    name: the slot's.
-    cmroot: the change-management root.
-    at: an event id, a time (UTC), or a finished dump's directory; None: the end of the captured log.
-    consumer: whose it is; for people.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    name: str = field(kw_only=False)
-    cmroot: str = ""
-    at: Moment | int | None = None
-    consumer: str = ""
+    name: Annotated[str, arg("The slot's name.")] = field(kw_only=False)
+    cmroot: Root = ""
+    at: LogPosition = None
+    consumer: Annotated[str, opt("Description of the consumer.", metavar="TEXT")] = ""
 
 
 @verb(CmSlotsCreateOptions)
@@ -186,20 +160,15 @@ def cm_slots_create(options: CmSlotsCreateOptions) -> Pinned:
 
 @dataclass(frozen=True, kw_only=True)
 class CmSlotsConfirmOptions(OfPolicy):
-    """Arguments:
-
-    name: the slot's.
-    cmroot: the change-management root.
-    at: an event id, a time (UTC), or a finished dump's directory: the consumer has everything up to there.
-    back: move it back, if so; what it needs again may be gone.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    name: str = field(kw_only=False)
-    cmroot: str = ""
-    at: Moment | int
-    back: bool = False
+    name: Annotated[str, arg("The slot's name.")] = field(kw_only=False)
+    cmroot: Root = ""
+    at: Annotated[
+        Moment | int,
+        opt("An event id, a time (UTC), or a finished dump: the consumer has everything up to there.", metavar="X"),
+    ]
+    back: Annotated[bool, opt("Allow a move to an earlier position, whose files may have expired.")] = False
 
 
 @verb(CmSlotsConfirmOptions)
@@ -216,16 +185,10 @@ def cm_slots_confirm(options: CmSlotsConfirmOptions) -> Pinned:
 
 @dataclass(frozen=True, kw_only=True)
 class CmSlotsDropOptions(OfPolicy):
-    """Arguments:
-
-    name: the slot's.
-    cmroot: the change-management root.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    name: str = field(kw_only=False)
-    cmroot: str = ""
+    name: Annotated[str, arg("The slot's name.")] = field(kw_only=False)
+    cmroot: Root = ""
 
 
 @verb(CmSlotsDropOptions)
@@ -240,20 +203,12 @@ def cm_slots_drop(options: CmSlotsDropOptions) -> Pinned:
 
 @dataclass(frozen=True, kw_only=True)
 class CmHoldOptions(OfPolicy):
-    """Arguments:
-
-    name: the hold's.
-    cmroot: the change-management root.
-    at: an event id, a time (UTC), or a finished dump's directory; None: the end of the captured log.
-    reason: why; for people.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    name: str = field(kw_only=False)
-    cmroot: str = ""
-    at: Moment | int | None = None
-    reason: str = ""
+    name: Annotated[str, arg("The hold's name.")] = field(kw_only=False)
+    cmroot: Root = ""
+    at: LogPosition = None
+    reason: Annotated[str, opt("Reason of the hold.", metavar="TEXT")] = ""
 
 
 @verb(CmHoldOptions)
@@ -271,18 +226,11 @@ def cm_hold(options: CmHoldOptions) -> Pinned:
 
 @dataclass(frozen=True, kw_only=True)
 class CmReleaseOptions(OfPolicy):
-    """Arguments:
-
-    name: the hold's.
-    cmroot: the change-management root.
-    dump: the name is the id of a dump that nobody will load any more.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    name: str = field(kw_only=False)
-    cmroot: str = ""
-    dump: bool = False
+    name: Annotated[str, arg("The hold's name.")] = field(kw_only=False)
+    cmroot: Root = ""
+    dump: Annotated[bool, opt("NAME is the id of a dump that will not be loaded any more.")] = False
 
 
 @verb(CmReleaseOptions)
@@ -301,18 +249,11 @@ def cm_release(options: CmReleaseOptions) -> Pinned:
 
 @dataclass(frozen=True, kw_only=True)
 class CmCheckOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    bytes: read what is kept; without it names and sizes only are compared.
-    limit: so many findings are listed one by one; all are counted.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    bytes: bool = True
-    limit: Rows = LIMIT
+    cmroot: Root = ""
+    bytes: Annotated[bool, opt("Compare names and sizes only; do not read the kept files.")] = True
+    limit: RowLimit = LIMIT
 
 
 @verb(CmCheckOptions)
@@ -330,18 +271,11 @@ def cm_check(options: CmCheckOptions) -> RootChecked:
 
 @dataclass(frozen=True, kw_only=True)
 class CmCompactOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    wait: for the lease of another run, such as a capture; each time.
-    dry_run: only say what would be merged.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    wait: timedelta = PATIENCE
-    dry_run: bool = False
+    cmroot: Root = ""
+    wait: LeaseWait = PATIENCE
+    dry_run: DryRun = False
 
 
 @verb(CmCompactOptions)
@@ -358,26 +292,29 @@ def cm_compact(options: CmCompactOptions) -> LogCompacted | CompactionPlanned:
 
 @dataclass(frozen=True, kw_only=True)
 class CmExpireOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    older_than: the retention: what the source had within it stays.
-    max_slot_lag: give up slots that have confirmed nothing for longer; None: never.
-    versions: remove versions of buckets, too, that nobody needs and no object shows; no other root may need them.
-    idle: refuse when the newest capture was longer ago: it has stopped, or the clock is ahead.
-    wait: for the lease of another run, such as a capture.
-    dry_run: only say what would go; there need not be a root yet.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    older_than: timedelta
-    max_slot_lag: timedelta | None = None
-    versions: bool = False
-    idle: timedelta = IDLE
-    wait: timedelta = PATIENCE
-    dry_run: bool = False
+    cmroot: Root = ""
+    older_than: Annotated[
+        timedelta,
+        opt("The retention window, such as 7d: files that the source had within it stay.", metavar="DURATION"),
+    ]
+    max_slot_lag: Annotated[
+        timedelta | None,
+        opt("Invalidate slots that were not confirmed for longer than this; default: never.", metavar="DURATION"),
+    ] = None
+    versions: Annotated[
+        bool, opt("Also delete unneeded versions in buckets (keeper version); no other root may need them.")
+    ] = False
+    idle: Annotated[
+        timedelta,
+        opt(
+            "Refuse if the newest capture is older than this: captures have stopped, or the clock is ahead.",
+            metavar="DURATION",
+        ),
+    ] = IDLE
+    wait: LeaseWait = PATIENCE
+    dry_run: DryRun = False
 
 
 @verb(CmExpireOptions)

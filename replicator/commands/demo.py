@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from replicator.commands.base import Options, verb
 from replicator.commands.demos.landing_story import LandingStory
 from replicator.commands.demos.story import DemoReport, Story, tell
-from replicator.commands.ranges import Port
+from replicator.commands.options import Port, SandboxDirectory, opt, python_only
 from replicator.errors import MetastoreStartError
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import PATIENCE, MetastoreState
@@ -22,16 +22,11 @@ from replicator.metastore.java import LOOPBACK
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(Options):
-    """Arguments:
-
-    keep: run in this directory, new or empty, and leave everything there; None: in one that goes at the end.
-    say: called with the story, line by line.
-    ingest: the story of ingestion instead, with a PostgreSQL of its own, which goes at the end in any case.
-    """
-
-    keep: str | os.PathLike[str] | None = None
-    say: Callable[[str], object] = print
-    ingest: bool = False
+    keep: Annotated[
+        str | os.PathLike[str] | None, opt("Run in this directory, new or empty, and keep it.", metavar="DIR")
+    ] = None
+    say: Annotated[Callable[[str], object], python_only("Called with the story, line by line.")] = print
+    ingest: Annotated[bool, opt("Land a table of a PostgreSQL instead, which this starts and ends.")] = False
 
 
 @verb(DemoOptions)
@@ -54,23 +49,30 @@ def demo(options: DemoOptions) -> DemoReport:
 
 @dataclass(frozen=True, kw_only=True)
 class MetastoreStartOptions(Options):
-    """Arguments:
-
-    directory: where the warehouse, the database and the log are; made where there is none.
-    port: None: the one it had before when that is free, else any.
-    host: the address that it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
-    hive: the version; None: the directory's, and 2.3 for a new one.
-    hive_settings: Hive's settings by name, for this start; those of passwords and secrets may be references, such as
-        env:NAME or file:PATH.
-    timeout: how long the first answer may take.
-    """
-
-    directory: str | os.PathLike[str] = field(kw_only=False)
-    port: Port | None = None
-    host: str = LOOPBACK
-    hive: Literal["2.3", "3.1", "4.0", "4.2"] | None = None
-    hive_settings: Mapping[str, str] = field(default_factory=dict)
-    timeout: timedelta = PATIENCE
+    directory: SandboxDirectory = field(kw_only=False)
+    port: Annotated[Port | None, opt("The port; default: the previous one, else a free one.")] = None
+    host: Annotated[
+        str,
+        opt(
+            "Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has "
+            "full access to the data.",
+            metavar="ADDRESS",
+        ),
+    ] = LOOPBACK
+    hive: Annotated[
+        Literal["2.3", "3.1", "4.0", "4.2"] | None,
+        opt("The version of Hive; default: the directory's, and 2.3 for a new one."),
+    ] = None
+    hive_settings: Annotated[
+        Mapping[str, str],
+        opt(
+            "A Hive setting for this start. A password is given as env:NAME, file:PATH or command:PROGRAM.",
+            "--set",
+            metavar="KEY=VALUE",
+            envvar="SETTINGS",
+        ),
+    ] = field(default_factory=dict)
+    timeout: Annotated[timedelta, opt("Time limit for the first answer.")] = PATIENCE
 
 
 @verb(MetastoreStartOptions)
@@ -100,12 +102,7 @@ def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
 
 @dataclass(frozen=True, kw_only=True)
 class MetastoreStopOptions(Options):
-    """Arguments:
-
-    directory: the metastore's.
-    """
-
-    directory: str | os.PathLike[str] = field(kw_only=False)
+    directory: SandboxDirectory = field(kw_only=False)
 
 
 @verb(MetastoreStopOptions)
@@ -121,12 +118,7 @@ def metastore_stop(options: MetastoreStopOptions) -> MetastoreState:
 
 @dataclass(frozen=True, kw_only=True)
 class MetastoreStatusOptions(Options):
-    """Arguments:
-
-    directory: the metastore's.
-    """
-
-    directory: str | os.PathLike[str] = field(kw_only=False)
+    directory: SandboxDirectory = field(kw_only=False)
 
 
 @verb(MetastoreStatusOptions)

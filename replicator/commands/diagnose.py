@@ -6,27 +6,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from replicator.commands.base import Options, verb
 from replicator.commands.diagnosis import collect
 from replicator.commands.diagnosis.collect import Diagnosed, Subject, refuse_existing
+from replicator.commands.options import ReplaceFile, arg, opt
 from replicator.core.config import NAME, Config, read_config
 from replicator.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions(Options):
-    """Arguments:
-
-    policies: names in the configuration; empty: all.
-    out: the file to write, a tar.gz; None: `replicator-diagnosis-<time>.tar.gz` in the working directory.
-    overwrite: replace the file.
-    """
-
-    policies: Sequence[str] = field(default=(), kw_only=False)
-    out: str | None = None
-    overwrite: bool = False
+    policies: Annotated[Sequence[str], arg("Policies' names in the configuration; none: all.", "[POLICY]...")] = field(
+        default=(), kw_only=False
+    )
+    out: Annotated[
+        str | None,
+        opt("File to write. Default: replicator-diagnosis-TIME.tar.gz in the working directory.", metavar="FILE"),
+    ] = None
+    overwrite: ReplaceFile = False
 
     def complete(self) -> Self:
         """As they are: a configuration that cannot be read is diagnosed, too."""

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from cmroot.root import open_existing
 from replicator.commands.base import Options, names, verb
-from replicator.commands.ranges import Jobs, Natural, Positive
+from replicator.commands.options import DryRun, Jobs, Natural, PolicyName, Positive, opt
 from replicator.errors import UsageError
 from replicator.metastore.client import Metastore
 from replicator.policies import drill as drills
@@ -22,31 +23,33 @@ from replicator.policies.shadows import ShadowsSwept, clean
 
 @dataclass(frozen=True, kw_only=True)
 class DrillOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    queries: queries on the replica that are asked of the shadows, after those of the policy's `smoke`.
-    db: only this database, or these, by the replica's names.
-    sample: count the rows of so many tables besides, drawn again each time.
-    prefix: how shadows' names begin.
-    keep: leave the shadows, until the next drill; who writes to their tables writes to the replica's files.
-    clean: only take down what drills of the policy left.
-    listing: only show the drills that were made. limit: the newest, so many; None: all.
-    jobs: tables made side by side.
-    dry_run: only tell what would be shown.
-    """
-
-    policy: str = field(kw_only=False)
-    queries: Sequence[str] = ()
-    db: str | Sequence[str] = ()
-    sample: Natural = 20
-    prefix: str = drills.PREFIX
-    keep: bool = False
-    clean: bool = False
-    listing: bool = False
-    limit: Positive | None = 20
-    jobs: Jobs = 4
-    dry_run: bool = False
+    policy: PolicyName = field(kw_only=False)
+    queries: Annotated[
+        Sequence[str],
+        opt(
+            "A query, with the replica's database names, to run on the shadows after the policy's "
+            "`smoke` queries; repeatable.",
+            "--query",
+            metavar="SQL",
+        ),
+    ] = ()
+    db: Annotated[
+        str | Sequence[str], opt("Only this database, by the replica's name; repeatable.", metavar="NAME")
+    ] = ()
+    sample: Annotated[Natural, opt("Also count the rows of N tables, a new random sample each time.", metavar="N")] = 20
+    prefix: Annotated[str, opt("Prefix of the shadows' names.", metavar="TEXT")] = drills.PREFIX
+    keep: Annotated[
+        bool,
+        opt(
+            "Keep the shadows for inspection, until the next drill or --clean. Read only: a write to "
+            "their tables is a write to the replica's files."
+        ),
+    ] = False
+    clean: Annotated[bool, opt("Only drop the shadows that drills of the policy left.")] = False
+    listing: Annotated[bool, opt("Only list past drills.", "--list")] = False
+    limit: Annotated[Positive | None, opt("With --list: number of drills, newest first.")] = 20
+    jobs: Annotated[Jobs, opt("Number of tables created concurrently.")] = 4
+    dry_run: DryRun = False
 
 
 @verb(DrillOptions)

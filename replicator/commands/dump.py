@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.root import create_or_open, open_existing
 from replicator.captures.capture import CaptureSettings, capture
@@ -13,11 +12,26 @@ from replicator.captures.dumps import dump as dumping
 from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.recording import Captured
-from replicator.commands.base import Where, names, point, verb
+from replicator.commands.base import names, point, verb
 from replicator.commands.of_policy import Selecting
-from replicator.commands.ranges import Moment
-from replicator.core.not_replicated import SUPPORTED, FormatChoice
-from replicator.core.policy import Keeper
+from replicator.commands.options import (
+    DeclaredEmpty,
+    DeepScan,
+    DryRun,
+    Formats,
+    KeeperChoice,
+    KeyFile,
+    Moment,
+    OptionalPolicy,
+    ScanChoice,
+    ScanTime,
+    Source,
+    SourceCatalog,
+    SourceRoot,
+    opt,
+    python_only,
+)
+from replicator.core.not_replicated import SUPPORTED
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
 from replicator.policies.roles import epochs_to_dump
@@ -25,51 +39,41 @@ from replicator.policies.roles import epochs_to_dump
 
 @dataclass(frozen=True, kw_only=True)
 class DumpOptions(Selecting):
-    """Arguments:
-
-    source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog: whose databases are meant, on Hive 3 and newer; None: the server's default one.
-    cmroot: the source's change-management root; made where there is none.
-    out: the dump's directory, new or empty.
-    db: a database, or several.
-    since: an event id, a time (UTC), or an earlier dump's directory; None: a bootstrap, or from where the slot is.
-    until: an event id or a time at which the dump ends; None: now.
-    slot: the consumer's name; the root keeps what it has not confirmed.
-    capture_first: bring the captured log up to now before; without it the source is not asked, nor its role.
-    scan: look for changes that left no event. deep: of each partition, too.
-    scan_time: look at tables for about so long, and go on after them in the next capture; None: at all.
-    keeper: auto, link, version, native, copy or none: how bytes are kept; None: as the policy says, else auto.
-    empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
-    allow_replica: dump a database that is a replica itself.
-    draining: dump a fenced database, whose last changes its fencer fetches.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
-      else "supported".
-    key_file: keys, one a line, of which the first signs the dump; None: that of [dumps], if any.
-    dry_run: only count what is captured by now; nothing is written.
-    """
-
     needed: ClassVar = ("source", "cmroot", "db")
 
-    policy: str | None = field(default=None, kw_only=False)
-    source: Where = ""
-    catalog: str | None = None
-    cmroot: str = ""
-    out: str
-    db: str | Sequence[str] = ()
-    since: Moment | int | None = None
-    until: Moment | int | None = None
-    slot: str = ""
-    capture_first: bool = True
-    scan: bool = True
-    scan_time: timedelta | None = None
-    deep: bool = False
-    keeper: Keeper | None = None
-    empty: Sequence[str] = ()
-    allow_replica: bool = False
-    draining: bool = False
-    formats: FormatChoice | None = None
-    key_file: str | None = None
-    dry_run: bool = False
+    policy: OptionalPolicy = field(default=None, kw_only=False)
+    source: Source = ""
+    catalog: SourceCatalog = None
+    cmroot: SourceRoot = ""
+    out: Annotated[str, opt("The dump's directory, new or empty.", metavar="PLACE")]
+    db: Annotated[str | Sequence[str], opt("A database to dump; repeatable.", metavar="NAME")] = ()
+    since: Annotated[
+        Moment | int | None, opt("Incremental: an event id, a time (UTC), or an earlier dump's directory.", metavar="X")
+    ] = None
+    until: Annotated[Moment | int | None, opt("End at this event id or time; default: now.", metavar="X")] = None
+    slot: Annotated[
+        str,
+        opt(
+            "Consumer name. $cmroot retains everything that this consumer's load has not confirmed. "
+            "Without --since, the dump begins at the slot's position; a new slot gets a bootstrap.",
+            metavar="NAME",
+        ),
+    ] = ""
+    capture_first: Annotated[
+        bool, opt("Dump the captured log as it is, without contacting the source.", "--no-capture", envvar="NO_CAPTURE")
+    ] = True
+    scan: ScanChoice = True
+    scan_time: ScanTime = None
+    deep: DeepScan = False
+    keeper: KeeperChoice = None
+    empty: DeclaredEmpty = ()
+    allow_replica: Annotated[bool, opt("Also dump a database that is itself a replica (chained replication).")] = False
+    draining: Annotated[
+        bool, python_only("Dump a fenced database, whose last changes the fencing switchover fetches.")
+    ] = False
+    formats: Formats = None
+    key_file: KeyFile = None
+    dry_run: DryRun = False
 
 
 @verb(DumpOptions)

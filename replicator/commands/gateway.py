@@ -6,50 +6,56 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Annotated
 
 from cmroot.root import create_or_open
 from cmroot.store.place import as_written
 from replicator.captures.gateways.drops import GRACE
 from replicator.captures.gateways.security import GatewaySettings, Timeouts
 from replicator.captures.gateways.server import DEFAULTS, Served, opened
-from replicator.commands.base import Options, Where, verb
-from replicator.commands.ranges import Positive
+from replicator.commands.base import Options, verb
+from replicator.commands.options import Positive, Source, SourceRoot, opt, python_only
 from replicator.core.connections import GatewayConfig
 from replicator.core.runtime import Stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayOptions(Options):
-    """Arguments:
-
-    source: the metastore behind: a thrift URI, several separated by commas, or a configured name.
-    cmroot: the source's change-management root; made where there is none.
-    listen: "host:port" where clients connect; port 0 takes a free one, 0.0.0.0 all interfaces.
-    threads: clients served at once; more of them wait.
-    pass_unknown_drops: let calls through that this release does not know, whatever they delete.
-    grace: how long a drop whose connection died may still be running in the metastore.
-    client_timeout: for a client to send a call that it has begun, or to read a piece of an answer.
-    answer_timeout: for the metastore to answer a call.
-    stop_timeout: for calls under way when the gateway is stopped.
-    ready_file: the URI is written there once clients can connect.
-    ready: called with the URI then.
-    security: what is asked of clients; None: as [gateway] of the configuration says.
-    stop: ends the gateway, a `threading.Event`; None: only a signal in the main thread does.
-    """
-
-    source: Where
-    cmroot: str
-    listen: str = "127.0.0.1:9084"
-    threads: Positive = DEFAULTS.threads
-    pass_unknown_drops: bool = False
-    grace: timedelta = GRACE
-    client_timeout: timedelta = DEFAULTS.timeouts.client
-    answer_timeout: timedelta = DEFAULTS.timeouts.answer
-    stop_timeout: timedelta = DEFAULTS.timeouts.stop
-    ready_file: str | os.PathLike[str] | None = None
-    ready: Callable[[str], object] | None = None
-    security: GatewayConfig | None = None
-    stop: Stop | None = None
+    source: Source
+    cmroot: SourceRoot
+    listen: Annotated[
+        str, opt("Address for clients; port 0 selects a free one, 0.0.0.0 all interfaces.", metavar="HOST:PORT")
+    ] = "127.0.0.1:9084"
+    threads: Annotated[Positive, opt("Maximum number of concurrent clients; others wait.")] = DEFAULTS.threads
+    pass_unknown_drops: Annotated[bool, opt("Forward calls that this release does not know, unprotected.")] = False
+    grace: Annotated[
+        timedelta, opt("Time for which a drop may continue in the metastore after its connection died.")
+    ] = GRACE
+    client_timeout: Annotated[
+        timedelta, opt("Time limit for a client to send a call once begun, or to read a piece of an answer.")
+    ] = DEFAULTS.timeouts.client
+    answer_timeout: Annotated[timedelta, opt("Time limit for the metastore to begin an answer.")] = (
+        DEFAULTS.timeouts.answer
+    )
+    stop_timeout: Annotated[timedelta, opt("Time limit for current calls when the gateway is stopped.")] = (
+        DEFAULTS.timeouts.stop
+    )
+    ready_file: Annotated[
+        str | os.PathLike[str] | None,
+        opt("File to which the gateway writes its URI once clients can connect.", metavar="FILE"),
+    ] = None
+    ready: Annotated[Callable[[str], object] | None, python_only("Called with the URI once the gateway listens.")] = (
+        None
+    )
+    security: Annotated[
+        GatewayConfig | None, python_only("What clients must present; None: as [gateway] of the configuration says.")
+    ] = None
+    stop: Annotated[
+        Stop | None,
+        python_only(
+            "Ends the gateway when set, such as a `threading.Event`; None: only a signal in the main thread does."
+        ),
+    ] = None
 
 
 @verb(GatewayOptions)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from cmroot.pins import iso, seconds
 from cmroot.root import create_or_open, open_existing
-from replicator.commands.base import Options, Where, opened_root, verb
+from replicator.commands.base import Options, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Moment, Natural, Positive, Share
+from replicator.commands.options import Bytes, DryRun, Moment, PathFilter, Positive, Root, Share, Where, arg, opt
 from replicator.core.text import parse_size
 from replicator.errors import ConfigError, UsageError
 from replicator.lifecycle.removal.audit import AuditShown, show_audit, who
@@ -36,17 +36,16 @@ J = TypeVar("J", bound=Job[Any, Any])
 
 @dataclass(frozen=True, kw_only=True)
 class Limited(Options):
-    """How much one run may remove; what is not given is as [guard] of the configuration says, else without limit.
+    """Limits of one run's removals; what is not given is as [guard] of the configuration says, else unlimited."""
 
-    max_share: of what the run looked at, 0 to 1. max_bytes: a number of bytes, or a size such as "10TiB".
-    min_depth: names below the root of the store that a removed path must have; else 2.
-    protect: places at, below and above which nothing goes, beside those of [guard].
-    """
-
-    max_share: Share | None = None
-    max_bytes: Natural | str | None = None
-    min_depth: Positive | None = None
-    protect: Sequence[str] = ()
+    max_share: Annotated[Share | None, opt("Refuse a run that would remove a larger share, e.g. 0.2.")] = None
+    max_bytes: Annotated[Bytes | str | None, opt("Refuse a run that would remove more, e.g. 10TiB.")] = None
+    min_depth: Annotated[Positive | None, opt("Minimum depth of removed paths below the store's root; default 2.")] = (
+        None
+    )
+    protect: Annotated[
+        Sequence[str], opt("Protect this place and the paths below and above it; repeatable.", metavar="PLACE")
+    ] = ()
 
     @cached_property
     def limits(self) -> Limits:
@@ -69,9 +68,7 @@ class Limited(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Removing(Limited):
-    """dry_run: only tell what would go; nothing is written, and no root is made."""
-
-    dry_run: bool = False
+    dry_run: DryRun = False
 
     @contextmanager
     def working(
@@ -93,33 +90,25 @@ class Removing(Limited):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditLsOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    job: only this job's: "housekeeping", "retention", "purge".
-    run: only this run's.
-    object: only what was about this table, "db.table", regardless of case.
-    path: only this path, and what lies below it.
-    outcome: only rows with it: "intended", "removed", "refused", "failed" or "done".
-    since, until: only rows from then on, and from before then; ISO 8601, or back from now: -90m, -1d, yesterday.
-    who: only this user's, "user@host" or "user".
-    reason: only rows with this text in their reason or detail, regardless of case.
-    limit: at most so many rows.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    job: str | None = None
-    run: str | None = None
-    object: str | None = None
-    path: str | None = None
-    outcome: Literal["intended", "removed", "refused", "failed", "done"] | None = None
-    since: Moment | None = None
-    until: Moment | None = None
-    who: str | None = None
-    reason: str | None = None
-    limit: Positive = 1000
+    cmroot: Root = ""
+    job: Annotated[str | None, opt("Only rows of this job: housekeeping, retention, purge.")] = None
+    run: Annotated[str | None, opt("Only rows of this run.")] = None
+    object: Annotated[str | None, opt("Only rows about this table.", metavar="DB.TABLE", envvar="OBJECT_")] = None
+    path: PathFilter = None
+    outcome: Annotated[
+        Literal["intended", "removed", "refused", "failed", "done"] | None, opt("Only rows with this outcome.")
+    ] = None
+    since: Annotated[
+        Moment | None, opt("Only rows from this time on; ISO 8601, or -90m, -1d, yesterday.", metavar="TIME")
+    ] = None
+    until: Annotated[Moment | None, opt("Only rows from before this time, as --since.", metavar="TIME")] = None
+    who: Annotated[str | None, opt("Only rows of this user: user@host, or user on any host.", metavar="USER")] = None
+    reason: Annotated[
+        str | None, opt("Only rows with this text in their reason or detail; case is ignored.", metavar="TEXT")
+    ] = None
+    limit: Annotated[Positive, opt("Maximum number of rows.")] = 1000
 
 
 @verb(AuditLsOptions)
@@ -157,20 +146,12 @@ def _time(text: str | None, option: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditUndoOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    run: the run whose files come back; `audit_ls` shows runs.
-    path: only this path, and what lies below it.
-    dry_run: only count; the report's status is "planned".
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    run: str
-    path: str | None = None
-    dry_run: bool = False
+    cmroot: Root = ""
+    run: Annotated[str, opt("The run whose files to restore; `audit ls` lists runs.")]
+    path: PathFilter = None
+    dry_run: DryRun = False
 
 
 @verb(AuditUndoOptions)
@@ -192,22 +173,13 @@ def audit_undo(options: AuditUndoOptions) -> BroughtBack:
 
 @dataclass(frozen=True, kw_only=True)
 class LegalHoldAddOptions(OfPolicy):
-    """Arguments:
-
-    name: the hold's: letters, digits, dot, dash, underscore.
-    cmroot: the change-management root; made where there is none.
-    pattern: a place, or a glob for "db.table" or "db.table/partition".
-    reason: shown to whoever is refused.
-    until: when it ends, ISO 8601; empty: never.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    name: str = field(kw_only=False)
-    cmroot: str = ""
-    pattern: str
-    reason: str
-    until: str = ""
+    name: Annotated[str, arg("The hold's name: letters, digits, dot, dash, underscore.")] = field(kw_only=False)
+    cmroot: Root = ""
+    pattern: Annotated[str, opt("A place, or a glob for DB.TABLE or DB.TABLE/PARTITION.", "--on", metavar="PATTERN")]
+    reason: Annotated[str, opt("Reason, shown with each refusal.")]
+    until: Annotated[str, opt("End of the hold; ISO 8601, default: none.", metavar="TIME")] = ""
 
 
 @verb(LegalHoldAddOptions)
@@ -234,14 +206,9 @@ def legal_hold_add(options: LegalHoldAddOptions) -> LegalHoldChanged:
 
 @dataclass(frozen=True, kw_only=True)
 class LegalHoldLsOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
+    cmroot: Root = ""
 
 
 @verb(LegalHoldLsOptions)
@@ -257,16 +224,10 @@ def legal_hold_ls(options: LegalHoldLsOptions) -> LegalHolds:
 
 @dataclass(frozen=True, kw_only=True)
 class LegalHoldReleaseOptions(OfPolicy):
-    """Arguments:
-
-    name: the hold's.
-    cmroot: the change-management root.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    name: str = field(kw_only=False)
-    cmroot: str = ""
+    name: Annotated[str, arg("The hold's name.")] = field(kw_only=False)
+    cmroot: Root = ""
 
 
 @verb(LegalHoldReleaseOptions)

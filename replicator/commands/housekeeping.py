@@ -14,10 +14,25 @@ from typing import Annotated, ClassVar, Literal
 from cmroot.root import open_existing
 from cmroot.store.place import as_written
 from replicator.captures.events.scope import refuse_other_catalog
-from replicator.commands.base import Where, names, opened_root, verb
+from replicator.commands.base import names, opened_root, verb
 from replicator.commands.guard import Removing
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Between, Moment, Natural
+from replicator.commands.options import (
+    AllDatabases,
+    Between,
+    CapturedDatabases,
+    Catalog,
+    DryRun,
+    ItemStoreUrl,
+    MetastoreName,
+    Moment,
+    Natural,
+    Root,
+    ScanChoice,
+    arg,
+    opt,
+    python_only,
+)
 from replicator.core.runtime import Stop
 from replicator.core.text import parse_period
 from replicator.errors import UsageError
@@ -32,42 +47,38 @@ from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
 
 @dataclass(frozen=True, kw_only=True)
 class HousekeepingRunOptions(Removing, OfPolicy):
-    """Arguments:
-
-    metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
-    cmroot: its change-management root; made where there is none.
-    store: where items are kept, as a URL of SQLite or PostgreSQL; None: that of [housekeeping], else in the root.
-    db: a database, or several, captured from now on. all_databases: every one that the metastore has now, too.
-    capture: bring the captured log up to now before. scan: look for changes that left no event.
-    at: of a dry run, the moment, as an ISO 8601 time, for which it tells what is due; None: now.
-    default_unreferenced, default_expired: ISO 8601 periods for tables that give none; None: those of [housekeeping].
-    allow_immediate: periods of zero and below are meant.
-    follow: run again and again until it is to stop. interval: between the end of a run and the next one.
-    stop: the wish to end, such as a `threading.Event`; None: for as long as the process lives.
-    tell: of following, called with the report of each run. tell_failure: with each failure, and with the seconds after
-      which the run is tried again.
-    """
-
     needed: ClassVar = ("metastore", "cmroot")
 
-    metastore: Where = field(default="", kw_only=False)
-    catalog: str | None = None
-    cmroot: str = field(default="", kw_only=False)
-    store: str | None = None
-    db: str | Sequence[str] = ()
-    all_databases: bool = False
-    capture: bool = True
-    scan: bool = True
-    at: Moment | None = None
-    default_unreferenced: str | None = None
-    default_expired: str | None = None
-    allow_immediate: bool = False
-    follow: bool = False
-    interval: timedelta = timedelta(minutes=5)
-    stop: Stop | None = None
-    tell: Callable[[Housekept], None] = lambda run: None
-    tell_failure: Callable[[Exception, float], None] = lambda error, seconds: None
+    metastore: MetastoreName = field(default="", kw_only=False)
+    catalog: Catalog = None
+    cmroot: Root = field(default="", kw_only=False)
+    store: ItemStoreUrl = None
+    db: CapturedDatabases = ()
+    all_databases: AllDatabases = False
+    capture: Annotated[bool, opt("Use the captured log as it is.")] = True
+    scan: ScanChoice = True
+    at: Annotated[Moment | None, opt("With --dry-run: simulate this time; ISO 8601, default: now.", metavar="TIME")] = (
+        None
+    )
+    default_unreferenced: Annotated[
+        str | None, opt("Delay for tables without a period for unreferenced data; default P3D.", metavar="PERIOD")
+    ] = None
+    default_expired: Annotated[
+        str | None, opt("Lifetime for tables without a period for expired data; default P30D.", metavar="PERIOD")
+    ] = None
+    allow_immediate: Annotated[bool, opt("Accept zero and negative periods.")] = False
+    follow: Annotated[bool, opt("Run repeatedly until stopped.")] = False
+    interval: Annotated[timedelta, opt("Interval between runs of --follow.")] = timedelta(minutes=5)
+    stop: Annotated[
+        Stop | None, python_only("Ends the run when set, such as a `threading.Event`; None: nothing does.")
+    ] = None
+    tell: Annotated[
+        Callable[[Housekept], None], python_only("Called while following, with the report of each run.")
+    ] = lambda run: None
+    tell_failure: Annotated[
+        Callable[[Exception, float], None],
+        python_only("Called while following, with each failure and the seconds until the next try."),
+    ] = lambda error, seconds: None
 
     @property
     def wanted(self) -> Wanted:
@@ -118,26 +129,15 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
 
 @dataclass(frozen=True, kw_only=True)
 class HousekeepingVacuumOptions(OfPolicy):
-    """Arguments:
-
-    table: "db.table".
-    metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
-    cmroot: its change-management root.
-    store: where items are kept, as a URL; None: that of [housekeeping], else in the root.
-    period: how long what is found stays, as an ISO 8601 period.
-    dry_run: only tell what is there; nothing is written.
-    """
-
     needed: ClassVar = ("metastore", "cmroot")
 
-    table: str = field(kw_only=False)
-    metastore: Where = ""
-    catalog: str | None = None
-    cmroot: str = ""
-    store: str | None = None
-    period: str = "P3D"
-    dry_run: bool = False
+    table: Annotated[str, arg('The table, as "db.table".', "DB.TABLE")] = field(kw_only=False)
+    metastore: MetastoreName = ""
+    catalog: Catalog = None
+    cmroot: Root = ""
+    store: ItemStoreUrl = None
+    period: Annotated[str, opt("Delay before the directories are removed.", metavar="PERIOD")] = "P3D"
+    dry_run: DryRun = False
 
 
 @verb(HousekeepingVacuumOptions)
@@ -179,14 +179,10 @@ def housekeeping_vacuum(options: HousekeepingVacuumOptions) -> Vacuumed:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemsOptions(OfPolicy):
-    """cmroot: a change-management root.
-    store: where its items are kept, as a URL; None: that of [housekeeping], else in the root.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    store: str | None = None
+    cmroot: Root = ""
+    store: ItemStoreUrl = None
 
     @property
     def url(self) -> str | None:
@@ -195,33 +191,37 @@ class ItemsOptions(OfPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class HousekeepingLsOptions(ItemsOptions):
-    """Arguments:
-
-    db, table, partition, path: only items of these; partition as "day=2026-01-01".
-    status: only those in this state: "scheduled", "failed", "deleted", "disabled", "skipped", "exhausted",
-      "invalid_config".
-    lifecycle: "unreferenced" or "expired".
-    deleted_before, deleted_after: planned to go before or after an ISO 8601 time.
-    registered_before, registered_after: whose time began before or after one.
-    size: items of a page. page: which page, from 0.
-    sort: "cleanupTimestamp" or "cleanupTimestamp,desc", or several of these; items that are equal, by id.
-    counted: count all items by their state, too, which reads all of them.
-    """
-
-    db: str | None = None
-    table: str | None = None
-    partition: str | None = None
-    path: str | None = None
-    status: str | None = None
-    lifecycle: Literal["unreferenced", "expired"] | None = None
-    deleted_before: Moment | None = None
-    deleted_after: Moment | None = None
-    registered_before: Moment | None = None
-    registered_after: Moment | None = None
-    size: Annotated[int, Between(1, 100_000)] = 1000
-    page: Natural = 0
-    sort: str | Sequence[str] = ()
-    counted: bool = True
+    db: Annotated[str | None, opt("Only items of this database.", metavar="NAME")] = None
+    table: Annotated[str | None, opt("Only items of this table.", metavar="NAME")] = None
+    partition: Annotated[str | None, opt("Only items of this partition, e.g. day=2026-01-01.", metavar="NAME")] = None
+    path: Annotated[str | None, opt("Only items with this path, in any spelling.", metavar="PLACE")] = None
+    status: Annotated[
+        str | None,
+        opt(
+            "Only items in this state: SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG.",
+            metavar="STATE",
+        ),
+    ] = None
+    lifecycle: Annotated[
+        Literal["unreferenced", "expired"] | None,
+        opt("Only former locations (unreferenced), or only partitions and tables past their lifetime (expired)."),
+    ] = None
+    deleted_before: Annotated[
+        Moment | None, opt("Only items whose planned removal is before this time; ISO 8601.", metavar="TIME")
+    ] = None
+    deleted_after: Annotated[
+        Moment | None, opt("Only items whose planned removal is after this time.", metavar="TIME")
+    ] = None
+    registered_before: Annotated[
+        Moment | None, opt("Only items whose period began before this time.", metavar="TIME")
+    ] = None
+    registered_after: Annotated[
+        Moment | None, opt("Only items whose period began after this time.", metavar="TIME")
+    ] = None
+    size: Annotated[Annotated[int, Between(1, 100_000)], opt("Number of items per page.")] = 1000
+    page: Annotated[Natural, opt("Page number, from 0.")] = 0
+    sort: Annotated[str | Sequence[str], opt("Sort by this field of the JSON; repeatable.", metavar="NAME[,desc]")] = ()
+    counted: Annotated[bool, python_only("Also count all items by state, which reads all of them.")] = True
 
     @property
     def wanted(self) -> Filter:
@@ -259,12 +259,9 @@ def housekeeping_ls(options: HousekeepingLsOptions) -> ItemPage:
 
 @dataclass(frozen=True, kw_only=True)
 class HousekeepingRearmOptions(ItemsOptions):
-    """Arguments:
-
-    ids: of items, as `housekeeping_ls` tells them.
-    """
-
-    ids: Sequence[int] = field(kw_only=False)
+    ids: Annotated[Sequence[int], arg("Numbers of items, as `housekeeping_ls` reports them.", "ID...")] = field(
+        kw_only=False
+    )
 
 
 @verb(HousekeepingRearmOptions)
@@ -281,12 +278,7 @@ def housekeeping_rearm(options: HousekeepingRearmOptions) -> ItemsChanged:
 
 @dataclass(frozen=True, kw_only=True)
 class HousekeepingCancelOptions(HousekeepingRearmOptions):
-    """Arguments:
-
-    reason: why; reported by `housekeeping_ls`.
-    """
-
-    reason: str = "cancelled by hand"
+    reason: Annotated[str, opt("Reason, shown by `ls`.")] = "cancelled by hand"
 
 
 @verb(HousekeepingCancelOptions)

@@ -19,7 +19,7 @@ import msgspec
 
 from replicator.commands.asset import AsRequester
 from replicator.commands.base import Options, verb
-from replicator.commands.ranges import Between, Natural, Positive
+from replicator.commands.options import Between, Natural, Note, Positive, arg, opt, python_only
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Stop
@@ -61,30 +61,31 @@ from replicator.metastore.java import find_java
 
 @dataclass(frozen=True, kw_only=True)
 class IngestRequestOptions(AsRequester):
-    """Arguments:
-
-    table: what is landed, "SOURCE:SCHEMA.TABLE".
-    asset: for which asset.
-    mode: "overwrite": all rows, instead of those that are there; "append": rows whose watermark is greater than all
-      that were landed; "merge": such rows, or all, instead of rows with the same key.
-    watermark: a column that only grows. key: the columns that tell rows apart.
-    split_column: by which the table is read in ranges; None: the first one of the primary key.
-    readers: connections at a time; None: as the source says.
-    format: "parquet" or "orc".
-    schema_policy: where columns have changed: "fail", "recreate" or "add_columns".
-    note: for people.
-    """
-
-    table: str = field(kw_only=False)
-    asset: str
-    mode: Mode = "overwrite"
-    watermark: str | None = None
-    key: str | Sequence[str] = ()
-    split_column: str | None = None
-    readers: Annotated[int, Between(1, READERS)] | None = None
-    format: Format = "parquet"
-    schema_policy: SchemaPolicy = "fail"
-    note: str = ""
+    table: Annotated[str, arg('The table to land, as "SOURCE:SCHEMA.TABLE".', "SOURCE:SCHEMA.TABLE")] = field(
+        kw_only=False
+    )
+    asset: Annotated[str, opt("Asset that the table belongs to.", metavar="NAME")]
+    mode: Annotated[
+        Mode,
+        opt(
+            "overwrite: all rows, instead of those that are there; append: rows above the watermark, "
+            "in addition; merge: rows (above the watermark, where there is one), instead of those "
+            "with the same key."
+        ),
+    ] = "overwrite"
+    watermark: Annotated[str | None, opt("Column that only grows.", metavar="COLUMN")] = None
+    key: Annotated[
+        str | Sequence[str], opt("Column that tells rows apart, for merge; repeatable.", metavar="COLUMN")
+    ] = ()
+    split_column: Annotated[
+        str | None, opt("Read in ranges of this column; default: the first of the primary key.", metavar="COLUMN")
+    ] = None
+    readers: Annotated[
+        Annotated[int, Between(1, READERS)] | None, opt("Connections at a time; default: as the source says.")
+    ] = None
+    format: Annotated[Format, opt("Of the files.")] = "parquet"
+    schema_policy: Annotated[SchemaPolicy, opt("What happens where the table's columns have changed.")] = "fail"
+    note: Note = ""
 
     @property
     def request(self) -> Request:
@@ -135,24 +136,13 @@ def ingest_request(options: IngestRequestOptions) -> IngestionRequested:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestLsOptions(Options):
-    """Arguments:
-
-    asset: only jobs of this asset.
-    from_source: only those that read this source.
-    table: only those that land in this table, "db.table".
-    who: only those that this user requested.
-    state: only those in this state, or in one of several.
-    before: only jobs with a lower number.
-    limit: at most so many.
-    """
-
-    asset: str = ""
-    from_source: str = ""
-    table: str = ""
-    who: str = ""
-    state: State | Sequence[State] = ()
-    before: Natural = 0
-    limit: Annotated[int, Between(1, 10_000)] = 50
+    asset: Annotated[str, opt("Only jobs of this asset.", metavar="NAME")] = ""
+    from_source: Annotated[str, opt("Only jobs that read this source.", "--source", metavar="NAME")] = ""
+    table: Annotated[str, opt("Only jobs that land in this table.", metavar="DB.TABLE")] = ""
+    who: Annotated[str, opt("Only jobs that this user requested.", metavar="USER")] = ""
+    state: Annotated[State | Sequence[State], opt("Only jobs in this state; repeatable.")] = ()
+    before: Annotated[Natural, opt("Only jobs with a lower number.", metavar="JOB")] = 0
+    limit: Annotated[Annotated[int, Between(1, 10_000)], opt("Maximum number of jobs.")] = 50
 
 
 @verb(IngestLsOptions)
@@ -171,12 +161,7 @@ def ingest_ls(options: IngestLsOptions) -> IngestionJobs:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestShowOptions(Options):
-    """Arguments:
-
-    job: its number.
-    """
-
-    job: Positive = field(kw_only=False)
+    job: Annotated[Positive, arg("The job's number.")] = field(kw_only=False)
 
 
 @verb(IngestShowOptions)
@@ -197,12 +182,7 @@ LONGEST = timedelta(days=31)
 
 @dataclass(frozen=True, kw_only=True)
 class IngestStatsOptions(Options):
-    """Arguments:
-
-    within: how far back, for what was published: at most 31 days.
-    """
-
-    within: timedelta = timedelta(days=7)
+    within: Annotated[timedelta, opt("How far back, of what was published: at most 31d.")] = timedelta(days=7)
 
 
 @verb(IngestStatsOptions)
@@ -223,12 +203,7 @@ def ingest_stats(options: IngestStatsOptions) -> IngestionStats:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestCancelOptions(AsRequester):
-    """Arguments:
-
-    job: its number.
-    """
-
-    job: Positive = field(kw_only=False)
+    job: Annotated[Positive, arg("The job's number.")] = field(kw_only=False)
 
 
 @verb(IngestCancelOptions)
@@ -255,13 +230,8 @@ def ingest_cancel(options: IngestCancelOptions) -> IngestionJobShown:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestTakeOptions(Options):
-    """Arguments:
-
-    directory: take the requests that are files in it. database: take those that are rows in this source's database.
-    """
-
-    directory: str = ""
-    database: str = ""
+    directory: Annotated[str, opt("Take the requests that are files in it.", metavar="DIR")] = ""
+    database: Annotated[str, opt("Take those in this source's database.", metavar="NAME")] = ""
 
 
 @verb(IngestTakeOptions)
@@ -283,7 +253,7 @@ def ingest_take(options: IngestTakeOptions) -> RequestsTaken:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestDropZoneOptions(Options):
-    """No arguments of its own."""
+    """No options of its own."""
 
 
 @verb(IngestDropZoneOptions)
@@ -301,15 +271,14 @@ def ingest_drop_zone(options: IngestDropZoneOptions) -> DropZone:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestRunOptions(Options):
-    """Arguments:
-
-    once: until there is nothing to do now; else until `stop` is set.
-    stop: says when to end, such as a `threading.Event`: jobs at work end their step, which another controller continues
-      with.
-    """
-
-    once: bool = True
-    stop: Stop | None = None
+    once: Annotated[bool, opt("Until there is nothing to do (default), or until stopped.", "--once/--follow")] = True
+    stop: Annotated[
+        Stop | None,
+        python_only(
+            "Ends the controller when set, such as a `threading.Event`: running jobs finish their "
+            "step, and another controller continues."
+        ),
+    ] = None
 
 
 @verb(IngestRunOptions)
@@ -373,7 +342,7 @@ class Watched(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class IngestWatchOptions(Options):
-    """Arguments: none of its own."""
+    """No options of its own."""
 
 
 @verb(IngestWatchOptions)

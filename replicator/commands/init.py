@@ -8,12 +8,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from cmroot.store.place import as_written, join
-from replicator.commands.base import Options, Where, verb
+from replicator.commands.base import Options, verb
+from replicator.commands.options import ReplaceFile, SourceCatalog, TargetCatalog, Where, opt
 from replicator.core.config import NAME, Config, parse_config
 from replicator.core.connections import MetastoreConfig
 from replicator.core.not_replicated import Report
@@ -25,34 +26,30 @@ from replicator.policies.checks.check import PolicyChecked, check
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions(Options):
-    """Arguments:
-
-    source, target: the two metastores: thrift URIs, several separated by commas for failover, or names of a present
-      configuration, whose tables are copied.
-    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
-    policy: the policy's name.
-    databases: regular expressions of whole names of databases.
-    cmroot, target_cmroot: the change-management roots; None: `.cmroot` in each metastore's warehouse.
-    dumps: the directory of dumps; None: `.dumps` in the target's warehouse.
-    file: the file to write.
-    overwrite: replace the file.
-    check: check the policy afterwards.
-    """
-
     renamed: ClassVar = {"force": "overwrite"}
 
-    source: Where
-    target: Where
-    catalog: str | None = None
-    target_catalog: str | None = None
-    policy: str = "main"
-    databases: Sequence[str] = (".*",)
-    cmroot: str | None = None
-    target_cmroot: str | None = None
-    dumps: str | None = None
-    file: str | os.PathLike[str] = NAME
-    overwrite: bool = False
-    check: bool = True
+    source: Annotated[
+        Where, opt("The source's metastore: thrift://host:port. Asked for when missing.", metavar="URI", required=False)
+    ]
+    target: Annotated[Where, opt("The target's metastore. Asked for when missing.", metavar="URI", required=False)]
+    catalog: SourceCatalog = None
+    target_catalog: TargetCatalog = None
+    policy: Annotated[str, opt("The policy's name.", metavar="NAME")] = "main"
+    databases: Annotated[
+        Sequence[str], opt("Databases of the source whose whole name matches; repeatable.", metavar="REGEX")
+    ] = (".*",)
+    cmroot: Annotated[str | None, opt("The source's $cmroot. Default: .cmroot in its warehouse.", metavar="PLACE")] = (
+        None
+    )
+    target_cmroot: Annotated[
+        str | None, opt("The target's $cmroot. Default: .cmroot in its warehouse.", metavar="PLACE")
+    ] = None
+    dumps: Annotated[
+        str | None, opt("The directory of dumps. Default: .dumps in the target's warehouse.", metavar="PLACE")
+    ] = None
+    file: Annotated[str | os.PathLike[str], opt("The file to write.", metavar="FILE")] = NAME
+    overwrite: ReplaceFile = False
+    check: Annotated[bool, opt("Do not check the policy afterwards.")] = True
 
 
 @dataclass

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.store.hdfs import Attribute
 from replicator.captures.dumps.layout import DumpReader
-from replicator.commands.base import Braked, Where, pairs, renames, verb
+from replicator.commands.base import Braked, pairs, renames, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Jobs
-from replicator.core.not_replicated import AS_THEY_ARE, FormatChoice
+from replicator.commands.options import (
+    CommitJobs,
+    DatabaseNames,
+    DryRun,
+    ExternalBase,
+    Formats,
+    KeyFile,
+    LocationMap,
+    OptionalPolicy,
+    Target,
+    TargetCatalog,
+    TargetRoot,
+    TargetWarehouse,
+    arg,
+    opt,
+    python_only,
+)
+from replicator.core.not_replicated import AS_THEY_ARE
 from replicator.core.policy import Publish
 from replicator.core.runtime import JOBS
 from replicator.replay.apply import planning
@@ -22,52 +38,43 @@ from replicator.replay.apply.planning import LoadPlan, described
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(Braked, OfPolicy):
-    """Arguments:
-
-    dump: the finished dump's directory.
-    target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
-    target_catalog: the target's, on Hive 3 and newer; None: the server's default one.
-    warehouse: where the target's databases lie; None: its default database's directory.
-    target_cmroot: the target's change-management root, for what the load replaces; None: .cmroot in the warehouse.
-    rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
-    map_location: prefixes of places on the target by those at the source, likewise.
-    external_base: where data from outside its database's directory goes; None: external in the warehouse.
-    shared_external: external tables keep their data at the source; None: those that did before.
-    publish: "snapshot" or "mirror", as of a policy; None: as the target's databases say.
-    source_cmroot: the source's root, where it has another name here than the dump says.
-    overwrite: replace objects that replication did not make, or that are newer.
-    take_over: begin although the target says that another load is running, which cannot be asked and has ended.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    key_file: keys, one a line, one of which has signed the dump; None: that of [dumps], if any.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
-      else "supported".
-    preserve: what files and their directories on HDFS get of those at the source, on HDFS too, beside the bytes:
-      "owner" (and group), "mode", "acl", "replication", "xattr" (user.*). Of files that are copied, when they are.
-    dry_run: only say what would be done; nothing is changed.
-    """
-
     needed: ClassVar = ("target",)
     renamed: ClassVar = {"cmroot": "target_cmroot"}
 
-    dump: str = field(kw_only=False)
-    policy: str | None = None
-    target: Where = ""
-    target_catalog: str | None = None
-    warehouse: str | None = None
-    target_cmroot: str | None = None
-    rename_db: Mapping[str, str] | Sequence[str] = ()
-    map_location: Mapping[str, str] | Sequence[str] = ()
-    external_base: str | None = None
-    shared_external: bool | None = None
-    publish: Publish | None = None
-    source_cmroot: str | None = None
-    overwrite: bool = False
-    take_over: bool = False
-    jobs: Jobs = JOBS
-    key_file: str | None = None
-    formats: FormatChoice | None = None
-    preserve: Attribute | Sequence[Attribute] = ()
-    dry_run: bool = False
+    dump: Annotated[str, arg("The finished dump's directory.", "DUMP")] = field(kw_only=False)
+    policy: OptionalPolicy = None
+    target: Target = ""
+    target_catalog: TargetCatalog = None
+    warehouse: TargetWarehouse = None
+    target_cmroot: TargetRoot = None
+    rename_db: DatabaseNames = ()
+    map_location: LocationMap = ()
+    external_base: ExternalBase = None
+    shared_external: Annotated[
+        bool | None, python_only("External tables leave their data at the source; None: as in earlier loads.")
+    ] = None
+    publish: Annotated[
+        Publish | None, python_only('"snapshot" or "mirror", as in a policy; None: as the target\'s databases record.')
+    ] = None
+    source_cmroot: Annotated[
+        str | None,
+        opt("The source's root, if its path on this machine differs from that in the dump.", metavar="PLACE"),
+    ] = None
+    overwrite: Annotated[bool, opt("Replace objects that are newer, or that replication did not create.")] = False
+    take_over: Annotated[
+        bool, opt("Assert that another load, whose mark on the target names an unreachable root, has ended.")
+    ] = False
+    jobs: CommitJobs = JOBS
+    key_file: KeyFile = None
+    formats: Formats = None
+    preserve: Annotated[
+        Attribute | Sequence[Attribute],
+        opt(
+            "From HDFS to HDFS: what copied files and their directories get of the source's beside "
+            "the bytes; repeatable."
+        ),
+    ] = ()
+    dry_run: DryRun = False
 
 
 @verb(LoadOptions)

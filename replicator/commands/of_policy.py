@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from cmroot.store.local import FLOW
 from replicator.captures.events.scope import Patterns
 from replicator.commands.base import Options
+from replicator.commands.options import OptionalPolicy, opt, python_only
 from replicator.core.policy import METADATA, Policy
 from replicator.core.runtime import JOBS
 from replicator.core.text import PartitionFilter, parse_partition_filter
@@ -22,14 +23,12 @@ SIDES = {"metastore", "source", "target"}
 
 @dataclass(frozen=True, kw_only=True)
 class OfPolicy(Options):
-    """policy: its name in the configuration. It gives what is not given here: metastores and roots, in the direction in
-    which it runs now, names of databases, patterns, places; to a command without a metastore, the root of its source.
-    """
+    """Options that a policy provides if they are not given."""
 
     needed: ClassVar[Sequence[str]] = ()
     """Fields that the caller or a policy must give."""
 
-    policy: str | None = None
+    policy: OptionalPolicy = None
 
     def complete(self) -> Self:
         """With what the policy knows. Raises UsageError where there is no such policy, and for what
@@ -98,13 +97,12 @@ class OfPolicy(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Selecting(OfPolicy):
-    """include, exclude: regular expressions of whole table names.
-    partitions: filters of partitions by table, as a policy's: {"sales.orders": "day >= '2026-01-01'"}.
-    """
-
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    partitions: Mapping[str, str | PartitionFilter] = field(default_factory=dict)
+    include: Annotated[Sequence[str], opt("Only tables whose full name matches; repeatable.", metavar="REGEX")] = ()
+    exclude: Annotated[Sequence[str], opt("Omit tables whose full name matches; repeatable.", metavar="REGEX")] = ()
+    partitions: Annotated[
+        Mapping[str, str | PartitionFilter],
+        python_only('Filters of partitions by table, as in a policy: {"sales.orders": "day >= \'2026-01-01\'"}.'),
+    ] = field(default_factory=dict)
 
     @property
     def patterns(self) -> Patterns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,10 +11,23 @@ from typing import Annotated, ClassVar
 
 from cmroot.root import open_existing
 from cmroot.store.place import as_written
-from replicator.commands.base import Where, verb
+from replicator.commands.base import verb
 from replicator.commands.guard import Limited, Removing
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Between, Moment, Natural
+from replicator.commands.options import (
+    Between,
+    Catalog,
+    CertificateFile,
+    DryRun,
+    MetastoreName,
+    Moment,
+    Natural,
+    OverwriteFile,
+    PropertiesFile,
+    Root,
+    arg,
+    opt,
+)
 from replicator.core.policy import same_metastore
 from replicator.errors import UsageError
 from replicator.lifecycle.purge.backup_actions import BackupRestored, Retain, Retained, restore_backup
@@ -34,24 +46,29 @@ from replicator.lifecycle.purge.run import Purge, Purged
 
 @dataclass(frozen=True, kw_only=True)
 class ErasureOptions(Limited, OfPolicy):
-    """metastore: a thrift URI, several separated by commas, or a configured name.
-    cmroot: its change-management root.
-    ids: "db.table:column", the table of the ids to erase and its column.
-    whitelist: the tables considered, in Gobblin's grammar, such as "db.table1|table2,db2"; None: all.
-    field_path: where in a table's dataset.descriptor the name of its column of ids stands, such as "privacy.column".
-    properties: a file of a Gobblin compliance job, for what is not given.
-    """
-
     needed: ClassVar = ("metastore", "cmroot")
 
     zone: ClassVar[str] = "UTC"  # Spark takes times of some formats for those of its Java's zone
 
-    metastore: Where = field(default="", kw_only=False)
-    cmroot: str = field(default="", kw_only=False)
-    ids: str | None = field(default=None, kw_only=False)
-    whitelist: str | None = None
-    field_path: str | None = None
-    properties: str | os.PathLike[str] | None = None
+    metastore: MetastoreName = field(default="", kw_only=False)
+    cmroot: Root = field(default="", kw_only=False)
+    ids: Annotated[str | None, opt("The table of ids to erase, and its column.", metavar="DB.TABLE:COLUMN")] = field(
+        default=None, kw_only=False
+    )
+    whitelist: Annotated[
+        str | None,
+        opt(
+            "White list of tables: 'db.table1|table2,db2'; `*` matches any text; default: all.",
+            "--table-whitelist",
+            metavar="LIST",
+            envvar="TABLE_WHITELIST",
+        ),
+    ] = None
+    field_path: Annotated[
+        str | None,
+        opt("Path of the id column's name in a table's dataset.descriptor, e.g. privacy.column.", metavar="PATH"),
+    ] = None
+    properties: PropertiesFile = None
 
     def asked(self, attempts: int = 3) -> PurgeOptions:
         """Raises UsageError when no table of ids is given."""
@@ -61,12 +78,7 @@ class ErasureOptions(Limited, OfPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeRunOptions(ErasureOptions, Removing):
-    """Arguments:
-
-    attempts: how often a partition is tried that is written to meanwhile.
-    """
-
-    attempts: Annotated[int, Between(1, 100)] = 3
+    attempts: Annotated[Annotated[int, Between(1, 100)], opt("Attempts for a partition with concurrent writes.")] = 3
 
 
 @verb(PurgeRunOptions)
@@ -87,26 +99,26 @@ def purge_run(options: PurgeRunOptions) -> Purged:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeCertifyOptions(ErasureOptions):
-    """Arguments:
-
-    run: the ids and tables of this purge, or of the "latest", in place of `ids`.
-    replica_cmroot: roots of replicas that no policy of the configuration names.
-    expedite: first recycle the backups, and expire what nobody needs.
-    grace: of expediting: touch no backup that is younger: the duration of the longest query.
-    allow_gaps: certify though something on the white list was not searched.
-    out: write the certificate there, too: as text or a page to a file whose name ends in .txt or .html, else as JSON.
-    overwrite: replace the file that is there.
-    """
-
     renamed: ClassVar = {"readers": "grace"}
 
-    run: str | None = None
-    replica_cmroot: Sequence[str] = ()
-    expedite: bool = False
-    grace: timedelta = timedelta(hours=2)
-    allow_gaps: bool = False
-    out: str | None = None
-    overwrite: bool = False
+    run: Annotated[
+        str | None,
+        opt("The ids and tables of this purge, or of the `latest`, instead of --ids.", metavar="ID", envvar="RUN_"),
+    ] = None
+    replica_cmroot: Annotated[
+        Sequence[str], opt("Change-management root of a replica without a policy; repeatable.", metavar="PLACE")
+    ] = ()
+    expedite: Annotated[
+        bool, opt("First recycle the backups, and expire the remaining copies that are not needed.")
+    ] = False
+    grace: Annotated[
+        timedelta, opt("With --expedite: keep backups younger than this; set it to the duration of your longest query.")
+    ] = timedelta(hours=2)
+    allow_gaps: Annotated[
+        bool, opt("Certify despite gaps: white-listed tables or partitions that were not searched.")
+    ] = False
+    out: CertificateFile = None
+    overwrite: OverwriteFile = False
 
 
 @verb(PurgeCertifyOptions)
@@ -140,20 +152,14 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeCertificateOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: the change-management root whose audit has it.
-    run: that covers this purge; None: the newest.
-    out: write it there, too: as text or a page to a file whose name ends in .txt or .html, else as JSON.
-    overwrite: replace the file that is there.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    run: str | None = None
-    out: str | None = None
-    overwrite: bool = False
+    cmroot: Root = ""
+    run: Annotated[
+        str | None, opt("The certificate that covers this purge; default: the newest.", metavar="ID", envvar="RUN_")
+    ] = None
+    out: CertificateFile = None
+    overwrite: OverwriteFile = False
 
 
 @verb(PurgeCertificateOptions)
@@ -175,16 +181,10 @@ def purge_certificate(options: PurgeCertificateOptions) -> Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeBackupsOptions(OfPolicy):
-    """Arguments:
-
-    cmroot: a change-management root.
-    table: only the backups of this table, "db.table"; None: all.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    cmroot: str = ""
-    table: str | None = None
+    cmroot: Root = ""
+    table: Annotated[str | None, opt("Only backups of this table.", metavar="DB.TABLE")] = None
 
 
 @verb(PurgeBackupsOptions)
@@ -199,28 +199,27 @@ def purge_backups(options: PurgeBackupsOptions) -> BackupList:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeUndoOptions(OfPolicy):
-    """Arguments:
-
-    metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
-    cmroot: its change-management root.
-    table: "db.table". partition: such as "day=2026-03-01"; empty for a table without partitions.
-    backup: the newest swapped out at or before this ISO 8601 time, or a run's id; None: the newest.
-    revert: put back what the last undo replaced.
-    dry_run: only tell what would be done.
-    """
-
     needed: ClassVar = ("metastore", "cmroot", "table")
     renamed: ClassVar = {"undo": "revert"}
 
-    metastore: Where = field(default="", kw_only=False)
-    catalog: str | None = None
-    cmroot: str = field(default="", kw_only=False)
-    table: str = field(default="", kw_only=False)
-    partition: str = field(default="", kw_only=False)
-    backup: Moment | None = None
-    revert: bool = False
-    dry_run: bool = False
+    metastore: MetastoreName = field(default="", kw_only=False)
+    catalog: Catalog = None
+    cmroot: Root = field(default="", kw_only=False)
+    table: Annotated[str, arg('The table, as "db.table".', "DB.TABLE", required=True)] = field(
+        default="", kw_only=False
+    )
+    partition: Annotated[
+        str, arg('The partition, such as "day=2026-03-01"; empty for a table without partitions.', "[PARTITION]")
+    ] = field(default="", kw_only=False)
+    backup: Annotated[
+        Moment | None,
+        opt(
+            "The newest backup at or before this time (ISO 8601), or of this run's id; default: the newest.",
+            metavar="TIME",
+        ),
+    ] = None
+    revert: Annotated[bool, opt("Revert the last undo.")] = False
+    dry_run: DryRun = False
 
 
 @verb(PurgeUndoOptions)
@@ -241,28 +240,19 @@ def purge_undo(options: PurgeUndoOptions) -> BackupRestored:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeRetainOptions(Removing, OfPolicy):
-    """Arguments:
-
-    metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
-    cmroot: its change-management root.
-    properties: a file of a Gobblin compliance job, for what is not given.
-    versions: of each partition the newest so many stay; None: 1. days: none stays longer; None: seven days.
-    grace: none younger is touched: the duration of the longest query.
-    trash: what restores replaced stays so long; None: seven days.
-    """
-
     needed: ClassVar = ("metastore", "cmroot")
     renamed: ClassVar = {"readers": "grace"}
 
-    metastore: Where = field(default="", kw_only=False)
-    catalog: str | None = None
-    cmroot: str = field(default="", kw_only=False)
-    properties: str | os.PathLike[str] | None = None
-    versions: Natural | None = None
-    days: timedelta | None = None
-    grace: timedelta = timedelta(hours=2)
-    trash: timedelta | None = None
+    metastore: MetastoreName = field(default="", kw_only=False)
+    catalog: Catalog = None
+    cmroot: Root = field(default="", kw_only=False)
+    properties: PropertiesFile = None
+    versions: Annotated[Natural | None, opt("Number of newest backups to keep for each partition; default 1.")] = None
+    days: Annotated[timedelta | None, opt("Maximum age of backups; default 7d.")] = None
+    grace: Annotated[
+        timedelta, opt("Keep backups younger than this; set it to the duration of your longest query.")
+    ] = timedelta(hours=2)
+    trash: Annotated[timedelta | None, opt("Retention of the trash of restores; default 7d.")] = None
 
 
 @verb(PurgeRetainOptions)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Copying, Where, names, verb
+from replicator.commands.base import Copying, names, verb
 from replicator.commands.of_policy import OfPolicy, only_one
-from replicator.commands.ranges import Jobs, Moment
-from replicator.core.not_replicated import SUPPORTED, FormatChoice
+from replicator.commands.options import (
+    CommitJobs,
+    DryRun,
+    Formats,
+    Moment,
+    Scratch,
+    SourceRoot,
+    Target,
+    TargetCatalog,
+    TargetRoot,
+    arg,
+    opt,
+)
+from replicator.core.not_replicated import SUPPORTED
 from replicator.core.runtime import JOBS
 from replicator.policies.direction import Direction
 from replicator.replay.restore import plan as planning
@@ -21,47 +33,52 @@ from replicator.replay.restore.restore import restore as bring_back
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreOptions(Copying, OfPolicy):
-    """Arguments:
-
-    policy: its name in the configuration: its primary is the target, and its root gives the state.
-    cmroot: the source's change-management root.
-    db: the database, by its name then.
-    table: only this table, or these, by their names then.
-    partition: only these partitions of the one table, "k=v" or "k=v/k2=v2", into a database that does not have it.
-    to: the moment: an event id, a time (UTC), or back from now: -90m, -1d, yesterday.
-    target: the metastore that gets it: a thrift URI, several separated by commas, or a configured name.
-    target_catalog: the target's, on Hive 3 and newer; None: the server's default one.
-    into: the database to make; None: <db>_restored_<event>.
-    warehouse: where it is made; None: the target's default database's directory.
-    target_cmroot: the target's own root, for what is replaced; None: .cmroot in the warehouse.
-    force: write into a database that exists, the live one too; what it holds of what is restored is replaced.
-    allow_missing: restore without the files that exist nowhere any more.
-    scratch: a directory that executors can read; None: the system's own.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
-      else "supported".
-    dry_run: only say what would be done, and where the bytes are; nothing is changed.
-    """
-
     needed: ClassVar = ("cmroot", "db", "target")
 
-    policy: str | None = field(default=None, kw_only=False)
-    cmroot: str = ""
-    db: str = ""
-    table: str | Sequence[str] = ()
-    partition: str | Sequence[str] = ()
-    to: Moment | int
-    target: Where = ""
-    target_catalog: str | None = None
-    into: str | None = None
-    warehouse: str | None = None
-    target_cmroot: str | None = None
-    force: bool = False
-    allow_missing: bool = False
-    scratch: str | None = None
-    jobs: Jobs = JOBS
-    formats: FormatChoice | None = None
-    dry_run: bool = False
+    policy: Annotated[
+        str | None,
+        arg(
+            "The policy's name in the configuration: its primary is the target, and its root provides the state.",
+            "[POLICY]",
+        ),
+    ] = field(default=None, kw_only=False)
+    cmroot: SourceRoot = ""
+    db: Annotated[str, opt("The database, by its name at the recovery point.", metavar="NAME")] = ""
+    table: Annotated[
+        str | Sequence[str], opt("Only this table, by its name at the recovery point; repeatable.", metavar="NAME")
+    ] = ()
+    partition: Annotated[
+        str | Sequence[str],
+        opt(
+            "Only this partition of the one --table, or all that have these values; repeatable. Into "
+            "a database that does not have the table.",
+            metavar="K=V[/K2=V2]",
+        ),
+    ] = ()
+    to: Annotated[
+        Moment | int,
+        opt("The recovery point: an event id, a time (UTC), or back from now: -90m, -1d, yesterday.", metavar="X"),
+    ]
+    target: Target = ""
+    target_catalog: TargetCatalog = None
+    into: Annotated[str | None, opt("The database to create; default: DB_restored_EVENT.", metavar="NAME")] = None
+    warehouse: Annotated[
+        str | None,
+        opt("Parent directory of the new database; default: that of the target's default database.", metavar="PLACE"),
+    ] = None
+    target_cmroot: TargetRoot = None
+    force: Annotated[
+        bool,
+        opt(
+            "Restore into an existing database, even the live one: its restored tables are replaced, "
+            "and their previous data is moved to the target's root."
+        ),
+    ] = False
+    allow_missing: Annotated[bool, opt("Restore without the missing files.")] = False
+    scratch: Scratch = None
+    jobs: CommitJobs = JOBS
+    formats: Formats = None
+    dry_run: DryRun = False
 
     def known(self, direction: Direction) -> dict[str, Any]:
         """The primary gets back what it had, unless another metastore is named, whose root and places it names, too."""

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from replicator.commands.base import Options, Where, verb
+from replicator.commands.base import Options, verb
 from replicator.commands.guard import Removing
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.options import Catalog, Root, Where, arg, opt, python_only
 from replicator.core.config import parse_settings
 from replicator.lifecycle.retention.config_store import ConfigStore
 from replicator.lifecycle.retention.datasets import Explained, explain_job, explain_key
@@ -21,12 +22,14 @@ from replicator.lifecycle.retention.run import Retention
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(Options):
-    """job_settings: keys of the job file, over what it says; a mapping or "KEY=VALUE" texts.
-    environment: what `${NAME}` may read; None: this process's, of which it is given the names that [retention] allows.
-    """
-
-    job_settings: Mapping[str, str] | Sequence[str] = ()
-    environment: Mapping[str, str | None] | None = None
+    job_settings: Annotated[
+        Mapping[str, str] | Sequence[str],
+        opt("Setting that overrides the job file; repeatable.", "--set", metavar="KEY=VALUE", envvar="SETTINGS"),
+    ] = ()
+    environment: Annotated[
+        Mapping[str, str | None] | None,
+        python_only("Variables that `${NAME}` may read; None: those of this process that [retention] allows."),
+    ] = None
 
     @property
     def given(self) -> Mapping[str, str]:
@@ -45,26 +48,38 @@ class JobOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionRunOptions(Removing, JobOptions, OfPolicy):
-    """Arguments:
-
-    job: the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory.
-    cmroot: where files go; made where there is none.
-    metastore: whose tables are cleaned, or must not lose their data: a thrift URI or a configured name; None: none
-      knows of these files.
-    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
-    root: what absolute paths of the configuration lie below, such as "s3a://lake"; None: `writer.fs.uri`, else this
-      machine.
-    tell: of a dry run, called with each item, which is not in the report then; None: all are.
-    """
-
     needed: ClassVar = ("cmroot",)
 
-    job: str = field(kw_only=False)
-    cmroot: str = field(default="", kw_only=False)
-    metastore: Where | None
-    catalog: str | None = None
-    root: str | None = None
-    tell: Callable[[PlannedItem], None] | None = None
+    job: Annotated[
+        str,
+        arg(
+            "The job file (Java properties, or HOCON if it ends in .conf), or the directory of a config store.",
+            "CONFIG",
+        ),
+    ] = field(kw_only=False)
+    cmroot: Root = field(default="", kw_only=False)
+    metastore: Annotated[
+        Where | None,
+        opt(
+            "Metastore of the tables to clean, and of the tables that must not lose data: "
+            "thrift://host:port, several separated by commas for failover, or a name of the "
+            "configuration file.",
+            metavar="METASTORE",
+            required=False,
+        ),
+    ]
+    catalog: Catalog = None
+    root: Annotated[
+        str | None,
+        opt(
+            "Prefix of the configuration's absolute paths, e.g. s3a://lake; default: writer.fs.uri, else local paths.",
+            metavar="PLACE",
+        ),
+    ] = None
+    tell: Annotated[
+        Callable[[PlannedItem], None] | None,
+        python_only("Called in a dry run with each item, which the report then omits; None: the report has all items."),
+    ] = None
 
 
 @verb(RetentionRunOptions)
@@ -87,14 +102,22 @@ def retention_run(options: RetentionRunOptions) -> RetentionRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionExplainOptions(JobOptions):
-    """Arguments:
-
-    path: of a dataset as the configuration spells it, or "hive/DB/TABLE"; without a job, a path in a store.
-    job: the job file, or a config store's directory; None: the store above the path.
-    """
-
-    path: str = field(kw_only=False)
-    job: str | None = None
+    path: Annotated[
+        str,
+        arg(
+            'A dataset\'s path as the configuration writes it, or "hive/DB/TABLE"; without a job, a path in a store.',
+            "PATH",
+        ),
+    ] = field(kw_only=False)
+    job: Annotated[
+        str | None,
+        opt(
+            "The job file, or a config store's directory; default: the store above PATH.",
+            "--config",
+            metavar="CONFIG",
+            envvar="PLACE",
+        ),
+    ] = None
 
 
 @verb(RetentionExplainOptions)

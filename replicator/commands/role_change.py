@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from replicator.commands.base import Options, Where, names, verb
+from replicator.commands.base import Options, names, verb
 from replicator.commands.of_policy import opened
-from replicator.commands.ranges import Jobs, Natural
+from replicator.commands.options import (
+    Catalog,
+    CommitJobs,
+    DatabaseMetastore,
+    DryRun,
+    Natural,
+    PolicyName,
+    RunWait,
+    opt,
+    python_only,
+)
 from replicator.core.roles import Role
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
@@ -25,31 +35,25 @@ from replicator.policies.roles import RoleSet, ShownRoles, change_role, shown_ro
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchoverOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    to: who shall be the primary, "source" or "target" as the policy names them; then running it again does not turn
-      back. None: who is not.
-    abort: take a switchover back that has not promoted the replica yet.
-    force: also when tables differed in their last comparison, or directories are missing.
-    drain_timeout: how long the last changes may take.
-    wait: how long to wait for a run that is running.
-    dry_run: only look what is in the way; the answer is `ready`, with `problems`.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    reported: is given each step when it is done.
-    """
-
     renamed: ClassVar = {"anyway": "force", "drain": "drain_timeout"}
 
-    policy: str = field(kw_only=False)
-    to: Literal["source", "target"] | None = None
-    abort: bool = False
-    force: bool = False
-    drain_timeout: timedelta = timedelta(minutes=10)
-    wait: timedelta = timedelta(seconds=10)
-    dry_run: bool = False
-    jobs: Jobs = JOBS
-    reported: Reporter | None = None
+    policy: PolicyName = field(kw_only=False)
+    to: Annotated[
+        Literal["source", "target"] | None,
+        opt(
+            "The new primary side, as named by the policy; default: the present replica. With --to a "
+            "repeated command does not switch back."
+        ),
+    ] = None
+    abort: Annotated[bool, opt("Undo a switchover that has not promoted the replica yet.")] = False
+    force: Annotated[
+        bool, opt("Proceed although tables differed in their last comparison, or directories are missing.")
+    ] = False
+    drain_timeout: Annotated[timedelta, opt("Time limit for replicating the last changes.")] = timedelta(minutes=10)
+    wait: RunWait = timedelta(seconds=10)
+    dry_run: DryRun = False
+    jobs: CommitJobs = JOBS
+    reported: Annotated[Reporter | None, python_only("Called with each completed step.")] = None
 
 
 @verb(SwitchoverOptions)
@@ -79,28 +83,20 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
 
 @dataclass(frozen=True, kw_only=True)
 class FailoverOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    force: fail over: what the loss report lists is given up. Without it the answer is `refused`, with that report.
-    allow_partial: also with tables that an interrupted load left between two states.
-    look: list the lost side's directories, too: files that no capture has seen, where its storage answers.
-    answer_timeout: how long anything of the lost side may take to answer.
-    read_timeout: how long its log may take to be read, and with look its directories to be listed.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    reported: is given each step when it is done.
-    """
-
     renamed: ClassVar = {"accept_partial": "allow_partial", "patience": "answer_timeout", "reading": "read_timeout"}
 
-    policy: str = field(kw_only=False)
-    force: bool = False
-    allow_partial: bool = False
-    look: bool = False
-    answer_timeout: timedelta = timedelta(seconds=5)
-    read_timeout: timedelta = timedelta(minutes=1)
-    jobs: Jobs = JOBS
-    reported: Reporter | None = None
+    policy: PolicyName = field(kw_only=False)
+    force: Annotated[bool, opt("Fail over, and accept the loss in the report.")] = False
+    allow_partial: Annotated[bool, opt("Proceed although an interrupted load left tables between two states.")] = False
+    look: Annotated[
+        bool, opt("Also list the lost side's directories, if its storage answers, to find uncaptured files.")
+    ] = False
+    answer_timeout: Annotated[timedelta, opt("Time limit for each answer of the lost side.")] = timedelta(seconds=5)
+    read_timeout: Annotated[
+        timedelta, opt("Time limit for reading its log, and with --look for listing its directories.")
+    ] = timedelta(minutes=1)
+    jobs: CommitJobs = JOBS
+    reported: Annotated[Reporter | None, python_only("Called with each completed step.")] = None
 
 
 @verb(FailoverOptions)
@@ -132,22 +128,12 @@ def failover(options: FailoverOptions) -> RoleChanged:
 
 @dataclass(frozen=True, kw_only=True)
 class FailbackOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    switch: then switch over, so that the side that came back is the primary again.
-    wait: how long to wait for a run that is running.
-    dry_run: only list its own changes, as far as they are captured or announced.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    reported: is given each step when it is done.
-    """
-
-    policy: str = field(kw_only=False)
-    switch: bool = False
-    wait: timedelta = timedelta(seconds=10)
-    dry_run: bool = False
-    jobs: Jobs = JOBS
-    reported: Reporter | None = None
+    policy: PolicyName = field(kw_only=False)
+    switch: Annotated[bool, opt("Then switch over, so that the returned side is the primary again.")] = False
+    wait: RunWait = timedelta(seconds=10)
+    dry_run: DryRun = False
+    jobs: CommitJobs = JOBS
+    reported: Annotated[Reporter | None, python_only("Called with each completed step.")] = None
 
 
 @verb(FailbackOptions)
@@ -169,12 +155,7 @@ def failback(options: FailbackOptions) -> RoleChanged:
 
 @dataclass(frozen=True, kw_only=True)
 class LossOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    """
-
-    policy: str = field(kw_only=False)
+    policy: PolicyName = field(kw_only=False)
 
 
 @verb(LossOptions)
@@ -193,16 +174,9 @@ def loss(options: LossOptions) -> LastFailover:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleShowOptions(Options):
-    """Arguments:
-
-    metastore: whose databases they are: a thrift URI, or a configured name.
-    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
-    db: a database, or several; none: all that have had a role.
-    """
-
-    metastore: Where
-    catalog: str | None = None
-    db: str | Sequence[str] = ()
+    metastore: DatabaseMetastore
+    catalog: Catalog = None
+    db: Annotated[str | Sequence[str], opt("A database; repeatable. Default: all with a role.", metavar="NAME")] = ()
 
 
 @verb(RoleShowOptions)
@@ -219,24 +193,17 @@ def role_show(options: RoleShowOptions) -> ShownRoles:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleSetOptions(Options):
-    """Arguments:
-
-    metastore: whose database it is: a thrift URI, or a configured name.
-    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
-    db: the database.
-    role: its new role: primary, replica, fenced or none.
-    epoch: None: the next one for primary and fenced, else the one it has.
-    force: also a change that can lose data, to a lower epoch, or of an unreadable role.
-    dry_run: only tell what the change would mean.
-    """
-
-    metastore: Where
-    catalog: str | None = None
-    db: str
-    role: Role | Literal["primary", "replica", "fenced", "none"]
-    epoch: Natural | None = None
-    force: bool = False
-    dry_run: bool = False
+    metastore: DatabaseMetastore
+    catalog: Catalog = None
+    db: Annotated[str, opt("The database.", metavar="NAME")]
+    role: Annotated[Role | Literal["primary", "replica", "fenced", "none"], opt("Its new role.", envvar="WANTED")]
+    epoch: Annotated[
+        Natural | None, opt("The epoch; default: the next one for primary and fenced, else the present one.")
+    ] = None
+    force: Annotated[bool, opt("Allow a change that can lose data, to a lower epoch, or of an unreadable role.")] = (
+        False
+    )
+    dry_run: DryRun = False
 
 
 @verb(RoleSetOptions)

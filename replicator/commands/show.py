@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from replicator.captures.dumps.selection import parse_moment
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed, open_shown
 from replicator.commands.base import Options, verb
-from replicator.commands.ranges import Moment
+from replicator.commands.options import KeyFile, Moment, arg, opt
 from replicator.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(Options):
-    """Arguments:
-
-    place: a dump's directory, a $cmroot, or a segment of its log.
-    files: list the file entries, too.
-    key_file: keys, one a line, one of which must have signed a dump; None: that of [dumps], if any.
-    table: only records of this table, "db.table", by any name that it had, and those of its whole database.
-    since, until: only records from this moment on, and up to it: an event id, a time (UTC), or back from
-      now: -90m, -1d, yesterday.
-    """
-
-    place: str = field(kw_only=False)
-    files: bool = False
-    key_file: str | None = None
-    table: str | None = None
-    since: Moment | int | None = None
-    until: Moment | int | None = None
+    place: Annotated[str, arg("A dump's directory, a $cmroot, or a segment of its log.", "DUMP_OR_LOG")] = field(
+        kw_only=False
+    )
+    files: Annotated[bool, opt("List the file entries, too.")] = False
+    key_file: KeyFile = None
+    table: Annotated[
+        str | None, opt("Only this table, by any name that it had, and its whole database.", metavar="DB.TABLE")
+    ] = None
+    since: Annotated[
+        Moment | int | None, opt("Only from an event id or a time (UTC) on, or -90m, -1d, yesterday.", metavar="X")
+    ] = None
+    until: Annotated[Moment | int | None, opt("Only up to an event id or a time, or -1d.", metavar="X")] = None
 
 
 @verb(ShowOptions)

@@ -7,12 +7,22 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, Where, names, verb
+from replicator.commands.base import Options, names, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Natural, Positive
+from replicator.commands.options import (
+    Natural,
+    PolicyName,
+    Positive,
+    SourceCatalog,
+    Target,
+    TargetCatalog,
+    Where,
+    arg,
+    opt,
+)
 from replicator.errors import UsageError
 from replicator.policies import lag as lags
 from replicator.policies.checks import check as checks
@@ -30,12 +40,7 @@ from replicator.policies.status import wait as until
 
 @dataclass(frozen=True, kw_only=True)
 class LagOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    """
-
-    policy: str = field(kw_only=False)
+    policy: PolicyName = field(kw_only=False)
 
 
 @verb(LagOptions)
@@ -53,14 +58,8 @@ def lag(options: LagOptions) -> Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    limit: the newest runs, so many; None: all.
-    """
-
-    policy: str = field(kw_only=False)
-    limit: Positive | None = 20
+    policy: PolicyName = field(kw_only=False)
+    limit: Annotated[Positive | None, opt("Number of runs, newest first.")] = 20
 
 
 @verb(HistoryOptions)
@@ -79,25 +78,33 @@ def history(options: HistoryOptions) -> ShownHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration, instead of all others.
-    target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
-    db: the database, by its name on the target.
-    source: the source's metastore, to tell the lag, too.
-    cmroot: the source's root, to tell the time of the target's state, and the lag in bytes.
-    source_db: the database's name at the source, where it was renamed.
-    """
-
-    policy: str | None = field(default=None, kw_only=False)
-    target: Where | None = None
-    db: str | None = None
-    source: Where | None = None
-    catalog: str | None = None
-    target_catalog: str | None = None
-    cmroot: str | None = None
-    source_db: str | None = None
+    policy: Annotated[
+        str | None, arg("The policy's name in the configuration, instead of all other options.", "[POLICY]")
+    ] = field(default=None, kw_only=False)
+    target: Annotated[
+        Where | None,
+        opt(
+            "The target: thrift://host:port, several separated by commas for failover, or a name of "
+            "the configuration file.",
+            metavar="METASTORE",
+        ),
+    ] = None
+    db: Annotated[str | None, opt("The database, by its name on the target.", metavar="NAME")] = None
+    source: Annotated[
+        Where | None,
+        opt(
+            "Also show the lag. The source: thrift://host:port, several separated by commas for "
+            "failover, or a name of the configuration file.",
+            metavar="METASTORE",
+        ),
+    ] = None
+    catalog: SourceCatalog = None
+    target_catalog: TargetCatalog = None
+    cmroot: Annotated[
+        str | None,
+        opt("The source's root: adds the time of the target's state, and the lag in bytes.", metavar="PLACE"),
+    ] = None
+    source_db: Annotated[str | None, opt("The database's name at the source, if renamed.", metavar="NAME")] = None
 
 
 @verb(StatusOptions)
@@ -129,28 +136,36 @@ def status(options: StatusOptions) -> Status | Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitOptions(OfPolicy):
-    """Arguments:
-
-    target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
-    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
-    db: the database, by its name on the target; none: all of the policy, and the report is of the last one.
-    source: the source's metastore, for until_lag.
-    until_event: until the target has this event of the source.
-    until_lag: until the oldest event that the target lacks is at most this old.
-    timeout: give up after this long; zero asks once.
-    """
-
     needed: ClassVar = ("target", "db")
 
-    policy: str | None = field(default=None, kw_only=False)
-    target: Where = ""
-    db: str | Sequence[str] = ()
-    source: Where = ""
-    catalog: str | None = None
-    target_catalog: str | None = None
-    until_event: Natural | None = None
-    until_lag: timedelta | None = None
-    timeout: timedelta = timedelta(minutes=10)
+    policy: Annotated[
+        str | None, arg("The policy's name in the configuration, instead of a target and its databases.", "[POLICY]")
+    ] = field(default=None, kw_only=False)
+    target: Target = ""
+    db: Annotated[
+        str | Sequence[str],
+        opt("The database, by its name on the target; default: all of the policy.", metavar="NAME", multiple=False),
+    ] = ()
+    source: Annotated[
+        Where,
+        opt(
+            "For --until-lag. The source: thrift://host:port, several separated by commas for "
+            "failover, or a name of the configuration file.",
+            metavar="METASTORE",
+        ),
+    ] = ""
+    catalog: SourceCatalog = None
+    target_catalog: TargetCatalog = None
+    until_event: Annotated[Natural | None, opt("Wait until the target has this event of the source.", metavar="N")] = (
+        None
+    )
+    until_lag: Annotated[
+        timedelta | None,
+        opt("Wait until the oldest event that the target lacks is at most this old.", metavar="DURATION"),
+    ] = None
+    timeout: Annotated[timedelta, opt("Time-out, with exit code 75; 0s checks once.", metavar="DURATION")] = timedelta(
+        minutes=10
+    )
 
     def databases(self, direction: Direction) -> Sequence[str]:
         return [pair.replica for pair in direction.matching if pair.source is not None]
@@ -183,12 +198,7 @@ def wait(options: WaitOptions) -> Waited:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    """
-
-    policy: str = field(kw_only=False)
+    policy: PolicyName = field(kw_only=False)
 
 
 @verb(CheckOptions)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.store.place import as_written
 from replicator.commands.base import Braked, Options, verb
 from replicator.commands.of_policy import opened
-from replicator.commands.ranges import Jobs
+from replicator.commands.options import Adoption, CommitJobs, DeclaredEmpty, DropLeft, PolicyName, arg, opt, python_only
 from replicator.core.runtime import JOBS, Stop
 from replicator.errors import UsageError
 from replicator.policies import plan as plans
@@ -29,34 +29,32 @@ def _nobody(*about: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncOptions(Braked):
-    """Arguments:
-
-    policy: its name in the configuration.
-    once: one run; else one after the other, until `stop` is set or an exception such as KeyboardInterrupt ends it.
-    interval: while following, from the begin of one run to the next; None: the policy's schedule.
-    adopt: take over what the target holds under the replicas' names and replication did not make.
-    drop_left: drop replicas of databases that the policy does not name any more; data goes to the target's root.
-    empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
-    deep: scan partitions one by one, too.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    stop: says when a following is to end, such as a `threading.Event`; None: nobody does.
-    reported: while following, is given each run that loaded something, or found what differs or is not replicated.
-    failed: while following, is given each error, and the seconds to the next try.
-    """
-
     renamed: ClassVar = {"schedule": "interval"}
 
-    policy: str = field(kw_only=False)
-    once: bool = True
-    interval: timedelta | None = None
-    adopt: bool = False
-    drop_left: bool = False
-    empty: Sequence[str] = ()
-    deep: bool = False
-    jobs: Jobs = JOBS
-    stop: Stop | None = None
-    reported: Callable[[SyncRun], None] = _nobody
-    failed: Callable[[Exception, float], None] = _nobody
+    policy: PolicyName = field(kw_only=False)
+    once: Annotated[bool, opt("One run (default), or repeated runs until stopped.", "--once/--follow")] = True
+    interval: Annotated[
+        timedelta | None, opt("With --follow: interval between the starts of two runs; default: the policy's schedule.")
+    ] = None
+    adopt: Adoption = False
+    drop_left: DropLeft = False
+    empty: DeclaredEmpty = ()
+    deep: Annotated[bool, opt("Also compare each partition with the metastore.")] = False
+    jobs: CommitJobs = JOBS
+    stop: Annotated[
+        Stop | None, python_only("Ends the following when set, such as a `threading.Event`; None: nothing does.")
+    ] = None
+    reported: Annotated[
+        Callable[[SyncRun], None],
+        python_only(
+            "Called while following, with each run that loaded something, or found differences or "
+            "objects that are not replicated."
+        ),
+    ] = _nobody
+    failed: Annotated[
+        Callable[[Exception, float], None],
+        python_only("Called while following, with each error and the seconds until the next try."),
+    ] = _nobody
 
 
 @verb(SyncOptions)
@@ -99,18 +97,12 @@ def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(Options):
-    """Arguments:
-
-    policy: its name in the configuration.
-    out: a file for the plan; what is there is replaced. None: the plan is only returned.
-    adopt: take over what the target holds under the replicas' names and replication did not make.
-    drop_left: drop replicas of databases that the policy does not name any more; data goes to the target's root.
-    """
-
-    policy: str = field(kw_only=False)
-    out: str | None = None
-    adopt: bool = False
-    drop_left: bool = False
+    policy: PolicyName = field(kw_only=False)
+    out: Annotated[str | None, opt("The plan's file; an existing one is replaced.", metavar="FILE", required=True)] = (
+        None
+    )
+    adopt: Adoption = False
+    drop_left: DropLeft = False
 
 
 @verb(PlanOptions)
@@ -131,14 +123,10 @@ def plan(options: PlanOptions) -> SyncPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(Braked):
-    """Arguments:
-
-    plan: what `plan` returned, or the file that it wrote.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    """
-
-    plan: SyncPlan | str = field(kw_only=False)
-    jobs: Jobs = JOBS
+    plan: Annotated[SyncPlan | str, arg("What `plan` returned, or the file that it wrote.", "PLAN")] = field(
+        kw_only=False
+    )
+    jobs: CommitJobs = JOBS
 
 
 @verb(ApplyOptions)

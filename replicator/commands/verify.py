@@ -3,60 +3,79 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.root import open_existing
 from replicator.captures.events.scope import refuse_other_catalog
-from replicator.commands.base import Braked, Where, names, pairs, renames, verb
+from replicator.commands.base import Braked, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting, only_one
-from replicator.commands.ranges import Jobs, Natural, Positive
+from replicator.commands.options import (
+    Bytes,
+    CommitJobs,
+    DatabaseNames,
+    DryRun,
+    ExternalBase,
+    Formats,
+    LocationMap,
+    OptionalPolicy,
+    Positive,
+    Scratch,
+    Source,
+    SourceCatalog,
+    SourceRoot,
+    Target,
+    TargetCatalog,
+    TargetWarehouse,
+    opt,
+    python_only,
+)
 from replicator.compare import repair as repairs
 from replicator.compare.both_sides import Comparison, Level
 from replicator.compare.repair import Repaired, RepairedDatabases, RepairPlan
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verify import Verified, refuse_itself
 from replicator.compare.verify import verify as compare
-from replicator.core.not_replicated import SUPPORTED, FormatChoice
+from replicator.core.not_replicated import SUPPORTED
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(Selecting):
-    """Arguments:
-
-    source, target: their metastores: a thrift URI, several separated by commas, or a configured name.
-    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
-    db: a database, or several, by their names at the source.
-    rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
-    map_location: prefixes of places on the target by those at the source, likewise.
-    level: how far files are compared: "metadata" (not at all), "size" (by name and size), "crc" (by the CRCs
-        that HDFS keeps; other files by content), "checksum" (by content).
-    sample: compare only so many tables, those compared longest ago.
-    sample_bytes: the same, with a limit of bytes to read; a table that is larger is read in shares, one a run.
-    target_cmroot: for samples: the target's change-management root, which remembers when each table was compared.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
-      else "supported".
-    """
-
     needed: ClassVar = ("source", "target", "db")
     renamed: ClassVar = {"cmroot": "target_cmroot"}
 
-    policy: str | None = field(default=None, kw_only=False)
-    source: Where = ""
-    target: Where = ""
-    catalog: str | None = None
-    target_catalog: str | None = None
-    db: str | Sequence[str] = ()
-    rename_db: Mapping[str, str] | Sequence[str] = ()
-    map_location: Mapping[str, str] | Sequence[str] = ()
-    level: Level = "checksum"
-    sample: Positive | None = None
-    sample_bytes: Natural | None = None
-    target_cmroot: str | None = None
-    formats: FormatChoice | None = None
+    policy: OptionalPolicy = field(default=None, kw_only=False)
+    source: Source = ""
+    target: Target = ""
+    catalog: SourceCatalog = None
+    target_catalog: TargetCatalog = None
+    db: Annotated[str | Sequence[str], opt("A database, by its source name; repeatable.", metavar="NAME")] = ()
+    rename_db: DatabaseNames = ()
+    map_location: LocationMap = ()
+    level: Annotated[
+        Level,
+        opt(
+            "Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps (nobody reads "
+            "the files; those of other stores are read), or content."
+        ),
+    ] = "checksum"
+    sample: Annotated[Positive | None, opt("Compare only N tables: those with the oldest comparison.", metavar="N")] = (
+        None
+    )
+    sample_bytes: Annotated[
+        Bytes | None,
+        opt("The same, with a limit of bytes to read; a larger table is read in shares, one per run.", metavar="SIZE"),
+    ] = None
+    target_cmroot: Annotated[
+        str | None,
+        opt(
+            "For samples: the target's change-management root, which stores the times of comparisons.", metavar="PLACE"
+        ),
+    ] = None
+    formats: Formats = None
 
 
 @verb(VerifyOptions)
@@ -94,55 +113,57 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairOptions(Braked, Selecting):
-    """Arguments:
-
-    source, target: their metastores: a thrift URI, several separated by commas, or a configured name.
-    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
-    cmroot: the source's change-management root.
-    target_cmroot: the target's own root, for what the repair takes away; None: .cmroot in the warehouse.
-    db: the database, by its source name; none: all of the policy, and the report is a list.
-    table: only this table, or these, whether they differ or not.
-    report: a file that `verify --json` wrote: what differed then is repaired, instead of comparing first.
-    differing: the same as names, of a report's `differing`; None: what differs is looked for.
-    rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
-    map_location: prefixes of places on the target by those at the source, likewise.
-    level: how far files are compared: "metadata" (not at all), "size" (by name and size), "crc" (by the 32-bit CRCs
-      that HDFS keeps; other files by content), "checksum" (by content).
-    drop_extra: take away tables that only the target has and replication did not make, too.
-    warehouse: where the target's databases lie; None: its default database's directory.
-    external_base: where data from outside its database's directory goes; None: external in the warehouse.
-    shared_external: external tables keep their data at the source; None: those that did before.
-    scratch: a directory that executors can read; None: the system's own.
-    jobs: the most tables committed side by side; as many are as make it faster.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
-      else "supported".
-    dry_run: only say what would be done, compared by contents; nothing is changed.
-    """
-
     needed: ClassVar = ("source", "target", "cmroot", "db")
 
-    policy: str | None = field(default=None, kw_only=False)
-    source: Where = ""
-    target: Where = ""
-    catalog: str | None = None
-    target_catalog: str | None = None
-    cmroot: str = ""
-    target_cmroot: str | None = None
-    db: str | Sequence[str] = ()
-    table: str | Sequence[str] = ()
-    report: str | os.PathLike[str] | None = None
-    differing: Sequence[str] | None = None
-    rename_db: Mapping[str, str] | Sequence[str] = ()
-    map_location: Mapping[str, str] | Sequence[str] = ()
-    level: Level = "checksum"
-    drop_extra: bool = False
-    warehouse: str | None = None
-    external_base: str | None = None
-    shared_external: bool | None = None
-    scratch: str | None = None
-    jobs: Jobs = JOBS
-    formats: FormatChoice | None = None
-    dry_run: bool = False
+    policy: OptionalPolicy = field(default=None, kw_only=False)
+    source: Source = ""
+    target: Target = ""
+    catalog: SourceCatalog = None
+    target_catalog: TargetCatalog = None
+    cmroot: SourceRoot = ""
+    target_cmroot: Annotated[
+        str | None,
+        opt(
+            "The target's change-management root, which keeps removed files; default: .cmroot in the warehouse.",
+            metavar="PLACE",
+        ),
+    ] = None
+    db: Annotated[
+        str | Sequence[str],
+        opt("The database, by its source name; default: all of the policy.", metavar="NAME", multiple=False),
+    ] = ()
+    table: Annotated[
+        str | Sequence[str], opt("Only this table, even without a difference; repeatable.", metavar="NAME")
+    ] = ()
+    report: Annotated[
+        str | os.PathLike[str] | None,
+        opt("Output of `verify --json`: repair its differences instead of comparing first.", "--from", metavar="FILE"),
+    ] = None
+    differing: Annotated[
+        Sequence[str] | None,
+        python_only("The objects to repair, as in a report's `differing`; None: they are searched for."),
+    ] = None
+    rename_db: DatabaseNames = ()
+    map_location: LocationMap = ()
+    level: Annotated[
+        Level, opt("Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps, or content.")
+    ] = "checksum"
+    drop_extra: Annotated[
+        bool,
+        opt(
+            "Also drop tables that only the target has and replication did not create; their data is "
+            "moved to the target's root."
+        ),
+    ] = False
+    warehouse: TargetWarehouse = None
+    external_base: ExternalBase = None
+    shared_external: Annotated[
+        bool | None, python_only("External tables leave their data at the source; None: as in earlier loads.")
+    ] = None
+    scratch: Scratch = None
+    jobs: CommitJobs = JOBS
+    formats: Formats = None
+    dry_run: DryRun = False
 
 
 @verb(RepairOptions)

@@ -162,7 +162,7 @@ class TlsGate(asyncio.Protocol):
 
 
 def gated(inner: Any, context: ssl.SSLContext) -> Callable[..., asyncio.Protocol]:
-    """Returns a factory for `inner`, a class of `timed_connection.connection_class`, for connections that begin with a
+    """Returns a factory for `inner`, a class of `connection_class`, for connections that begin with a
     handshake."""
     return lambda **given: TlsGate(inner(**given), context, inner.most, inner.head_time)
 

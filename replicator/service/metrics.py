@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from replicator.commands.base import Options, verb
+from replicator.commands.options import opt
 from replicator.core.config import Config
 from replicator.core.not_replicated import Report
 from replicator.errors import Error, NotWritable
@@ -126,13 +127,9 @@ def remembered_comparisons(store: ServiceStore) -> dict[str, Compared]:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions(Options):
-    """Arguments:
-
-    textfile: file that the metrics replace atomically, as node_exporter's textfile collector requires; None: they are
-        only returned.
-    """
-
-    textfile: str | os.PathLike[str] | None = None
+    textfile: Annotated[
+        str | os.PathLike[str] | None, opt("Write them there in one step, instead of printing them.", metavar="FILE")
+    ] = None
 
 
 @dataclass(frozen=True)

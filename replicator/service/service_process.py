@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
+from typing import Annotated
 
 import uvicorn
 
 from replicator.commands.base import Options, names, verb
+from replicator.commands.options import arg, opt, python_only
 from replicator.core.config import NAME, Config, read_config
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Stop
@@ -166,23 +168,19 @@ def _nobody(url: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(Options):
-    """Arguments:
-
-    listen: "host:port" of the API and the pages; None: as in [service]; port 0 selects a free one.
-    require_token: require a token also to read on loopback.
-    certificate, key: PEM files, to serve over TLS.
-    ready_file: file to which the URL is written once the service answers.
-    ready: called with the URL then.
-    stop: ends the service, such as a `threading.Event`; None: never.
-    """
-
-    listen: str | None = None
-    require_token: bool = False
-    certificate: str | os.PathLike[str] | None = None
-    key: str | os.PathLike[str] | None = None
-    ready_file: str | os.PathLike[str] | None = None
-    ready: Callable[[str], object] = _nobody
-    stop: Stop | None = None
+    listen: Annotated[
+        str | None, opt("Address; port 0 selects a free one.  [default: service.listen]", metavar="HOST:PORT")
+    ] = None
+    require_token: Annotated[bool, opt("Ask for a token even to look, on loopback too.")] = False
+    certificate: Annotated[str | os.PathLike[str] | None, opt("PEM file.", "--tls-certificate", metavar="FILE")] = None
+    key: Annotated[str | os.PathLike[str] | None, opt("PEM file.", "--tls-key", metavar="FILE")] = None
+    ready_file: Annotated[
+        str | os.PathLike[str] | None, opt("File to which the service writes its URL once it answers.", metavar="FILE")
+    ] = None
+    ready: Annotated[Callable[[str], object], python_only("Called with the URL once the service listens.")] = _nobody
+    stop: Annotated[
+        Stop | None, python_only("Ends the service when set, such as a `threading.Event`; None: nothing does.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -233,18 +231,10 @@ def serve(options: ServeOptions) -> ServiceStopped:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCreateOptions(Options):
-    """Arguments:
-
-    name: of the token, in lists and records.
-    role: "viewer", "operator" or "admin".
-    policies: only these; none: all.
-    expires: how long the token is valid.
-    """
-
-    name: str = field(kw_only=False)
-    role: Role = "viewer"
-    policies: str | Sequence[str] = ()
-    expires: timedelta = timedelta(days=90)
+    name: Annotated[str, arg("The token's name, in lists and records.")] = field(kw_only=False)
+    role: Annotated[Role, opt("What it may do.")] = "viewer"
+    policies: Annotated[str | Sequence[str], opt("Only this policy; repeatable.", "--policy", metavar="NAME")] = ()
+    expires: Annotated[timedelta, opt("How long the token holds.")] = timedelta(days=90)
 
 
 @dataclass(frozen=True)
@@ -276,7 +266,7 @@ def token_create(options: TokenCreateOptions) -> CreatedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLsOptions(Options):
-    """Arguments: those of all commands."""
+    """No options of its own."""
 
 
 @dataclass(frozen=True)
@@ -314,12 +304,7 @@ def token_ls(options: TokenLsOptions) -> ListedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRevokeOptions(Options):
-    """Arguments:
-
-    name: of the token.
-    """
-
-    name: str = field(kw_only=False)
+    name: Annotated[str, arg("The token's name.")] = field(kw_only=False)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ DELETING = {"deleteData", "purge", "ifPurge", "cascade", "deleteManagedDir"}
 """Names of arguments that only a call has that deletes, or may delete, what belongs to an object."""
 
 KEEPING = {"alter_table_with_cascade", "drop_dataconnector", "drop_index_by_name", "cm_recycle"}
-"""What has such an argument or name, and passes: see `interface.REMOVING`, or it has no files."""
+"""What has such an argument or name, and passes: see `upstream.REMOVING`, or it has no files."""
 
 
 def methods(bindings: ModuleType) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from command_leaves import COMMANDS
 import replicator
 from replicator.cli import table
 from replicator.cli.main import defaults_of, run
-from replicator.cli.table import RenamedOption
+from replicator.cli.options import VerbOption
 from replicator.core.config import read_config
 from replicator.errors import Error
 
@@ -24,13 +24,13 @@ RENAMED = [
     pytest.param(name, option, old, id=f"{name} {old}")
     for name, command in COMMANDS.items()
     for option in command.params
-    if isinstance(option, RenamedOption)
+    if isinstance(option, VerbOption)
     for old in option.old
 ]
 
 
 @pytest.mark.parametrize("name, option, old", RENAMED)
-def test_a_former_option_works_warns_and_is_hidden(name: str, option: RenamedOption, old: str) -> None:
+def test_a_former_option_works_warns_and_is_hidden(name: str, option: VerbOption, old: str) -> None:
     output: list[Any] = []
     command = click.Command("verb", params=[option], callback=lambda **given: output.append(given))
     value = [] if option.is_flag else ["7s"]
@@ -48,7 +48,7 @@ def test_a_former_option_works_warns_and_is_hidden(name: str, option: RenamedOpt
 
 
 @pytest.mark.parametrize("name, option, old", RENAMED)
-def test_a_former_argument_works_and_warns_in_python(name: str, option: RenamedOption, old: str) -> None:
+def test_a_former_argument_works_and_warns_in_python(name: str, option: VerbOption, old: str) -> None:
     verb = getattr(replicator, name)
     assert verb.options.renamed[old.strip("-").replace("-", "_")] == option.name
     assert option.name in {each.name for each in dataclasses.fields(verb.options)}
@@ -104,19 +104,19 @@ def test_the_former_key_of_the_file_works_and_warns(tmp_path: Path, capsys: pyte
 
 
 VARIABLES = [
-    pytest.param(command, option, id=option.envvar)
-    for command in COMMANDS.values()
+    pytest.param(command, option, id=f"{name}_{option.suffix}".upper())
+    for name, command in COMMANDS.items()
     for option in command.params
-    if isinstance(option, click.Option) and isinstance(option.envvar, str)
+    if isinstance(option, VerbOption) and option.suffix
 ]
 
 
 @pytest.mark.parametrize("command, option", VARIABLES)
 def test_a_variable_with_a_name_of_its_own_sets_its_option(
-    command: click.Command, option: click.Option, monkeypatch: pytest.MonkeyPatch
+    command: click.Command, option: VerbOption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = option.type.choices[0] if isinstance(option.type, click.Choice) else "a=b"
-    monkeypatch.setenv(str(option.envvar), "1" if option.is_flag else value)
+    monkeypatch.setenv(f"REPLICATOR_NONE_{option.suffix}", "1" if option.is_flag else value)
     others = [each for each in command.params if each.required and each is not option]
     for each in others:
         monkeypatch.setattr(each, "required", False)
@@ -128,5 +128,5 @@ def test_a_variable_with_a_name_of_its_own_sets_its_option(
 
 def test_the_variables_with_names_of_their_own_are_these() -> None:
     names = {parameter.id for parameter in VARIABLES}
-    assert {"REPLICATOR_ROLE_SET_WANTED", "REPLICATOR_PURGE_CERTIFY_RUN_"} < names
-    assert {f"REPLICATOR_PURGE_{verb}_TABLE_WHITELIST" for verb in ("RUN", "CERTIFY")} < names
+    assert {"ROLE_SET_WANTED", "PURGE_CERTIFY_RUN_", "DUMP_NO_CAPTURE"} < names
+    assert {f"PURGE_{verb}_TABLE_WHITELIST" for verb in ("RUN", "CERTIFY")} < names

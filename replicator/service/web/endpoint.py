@@ -21,7 +21,7 @@ from fastapi import Query
 from cmroot.root import FORMAT
 from cmroot.store.place import as_written
 from replicator.commands.base import Options
-from replicator.commands.ranges import Between
+from replicator.commands.options import Between
 from replicator.core.config import Config, nearest
 from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
