@@ -29,9 +29,9 @@ from replicator.core.not_replicated import Report
 from replicator.errors import Error, NotWritable
 from replicator.policies.memory import Compared
 from replicator.service import metric_families
+from replicator.service.counters import Sample, counts, remember, samples
 from replicator.service.lag_watch import LagWatch, MeasuredLag, measured
 from replicator.service.measuring import SECONDS, Apart, RootSample, directories_of, disk_of, sample_root
-from replicator.service.metric_families import Sample, counts, remember, samples
 from replicator.service.schema import REVISIONS
 from replicator.service.store import REVISION, ServiceStore
 

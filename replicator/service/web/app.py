@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from replicator.service import metric_families
 from replicator.service.alert_conditions import first_wanted, overdue
-from replicator.service.metric_families import counts
+from replicator.service.counters import counts
 from replicator.service.metrics import remembered_comparisons, remembered_roots
 from replicator.service.pages.ingestion_routes import ingesting
 from replicator.service.pages.page_routes import pages
