@@ -135,9 +135,9 @@ class Fold(Inventory):
                 )
 
     def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:
-        """Applies file rows (cmroot.log.FILES): the files that objects, identified by name, gained and lost. Skips rows
-        of objects that no longer exist, or that were recreated after the row's position. `renames`: the renames already
-        applied, including any that are later than a row; a row holds the name valid at its position."""
+        """Applies file rows (cmroot.log.segment.FILES): the files that objects, identified by name, gained and lost.
+        Skips rows of objects that no longer exist, or that were recreated after the row's position. `renames`: the
+        renames already applied, including any that are later than a row; a row holds the name valid at its position."""
         ids: dict[tuple[str, str, str] | None, tuple[int, int, int, bool] | None] = {}
         last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None if it is removed
         replacing: list[tuple[int, int, int, str]] = []

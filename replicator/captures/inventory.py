@@ -301,7 +301,7 @@ class Ends:
         )
 
     def drain(self) -> Iterator[pa.Table]:
-        """Yields the rows, as cmroot.log.FILES, one page at a time, and clears them at the end."""
+        """Yields the rows, as cmroot.log.segment.FILES, one page at a time, and clears them at the end."""
         last = 0
         while rows := self._db.execute(
             "SELECT * FROM temp.ended WHERE id > ? ORDER BY id LIMIT ?", (last, _ROWS_OF_A_PAGE)

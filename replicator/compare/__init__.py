@@ -1,4 +1,4 @@
 """Comparison of two sides, and the repair of differences.
 
-Imports `replay`, `core`, `metastore` and `cmroot`. Begin with `verify.py`, then `repair.py`.
+Imports `replay`, `captures`, `core`, `metastore` and `cmroot`. Begin with `verify.py`, then `repair.py`.
 """

@@ -87,7 +87,7 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: tuple[str, ...] = ()
 
     def allowed(self, environment: Mapping[str, str]) -> dict[str, str | None]:
-        """Returns the environment for `replicator.lifecycle.retention.job.read_job`: None for unreadable names."""
+        """Returns the environment for `lifecycle.retention.job_configuration.read_job`: None for unreadable names."""
         return {name: text if name in self.environment else None for name, text in environment.items()}
 
 

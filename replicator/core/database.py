@@ -137,15 +137,19 @@ class Database:
             raise FormatError(f"{self.url}: revision {found}, this release knows {newest}", hint="use a newer release")
         return None if found is None else str(found)
 
-    def migrate(self, migrations: Path) -> None:
-        """Migrates its tables to the newest revision of a directory of migrations, or leaves them unchanged."""
+    def migrate(self, migrations: Path, revisions: str) -> None:
+        """Migrates its tables to the newest revision of a directory of migrations, or leaves them unchanged. revisions:
+        the table that stores the current one."""
         from alembic import command  # takes half a second, and readers do not require it
         from alembic.config import Config
 
         config = Config()
-        config.set_main_option("script_location", str(migrations).replace("%", "%%"))
+        entry = Path(__file__).parent / "migrations"
+        for option, path in (("script_location", entry), ("version_locations", migrations)):
+            config.set_main_option(option, str(path).replace("%", "%%"))
+        config.set_main_option("path_separator", "newline")  # a path may contain spaces
         with _ALEMBIC, self.writing() as connection, unhurried(connection):
-            config.attributes["connection"] = connection
+            config.attributes |= {"connection": connection, "revisions": revisions}
             command.upgrade(config, "head")
 
     @contextmanager

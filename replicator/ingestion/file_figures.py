@@ -39,7 +39,7 @@ TASKS = 4
 
 
 class FilesTask(msgspec.Struct, frozen=True):
-    """Some files of a table's directory. parts: see `nesting`; their columns state which ones are summed."""
+    """Some files of a table's directory. parts: see `file_description`; their columns state which ones are summed."""
 
     directory: str
     names: tuple[str, ...]

@@ -72,7 +72,7 @@ class IngestionStore(JobAnswers):
     def prepare(self) -> None:
         """Creates or migrates the tables. May run twice."""
         if self.revision(REVISIONS, REVISION) != REVISION:
-            self.migrate(Path(__file__).parent / "migrations")
+            self.migrate(Path(__file__).parent / "migrations", REVISIONS)
 
     # ---- assets ---------------------------------------------------------------------------------------------------
 

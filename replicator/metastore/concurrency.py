@@ -254,7 +254,7 @@ class Pace:
 
 
 # ---- paced -----------------------------------------------------------------------------------------------------------
-# A metastore whose changes are sent over as many connections as improve throughput (see `pace`).
+# A metastore whose changes are sent over as many connections as improve throughput (see `Pace`).
 
 
 RETRY_INTERVAL = "hive.hmshandler.retry.interval"  # how long a call that has lost a race sleeps in the server

@@ -47,7 +47,7 @@ from replicator.metastore.transport import WENT_AWAY, Found, SilentPeer, Strange
 # answers as configured, detection of the peer's protocol and the matching keys.
 
 
-FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `greeting`; calls may take longer
+FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `transport`; calls may take longer
 TEXT_LIMIT = 500  # a failed query returns its entire SQL text, 40 kB of it
 NO_LIMIT = 2**31 - 1  # thrift refuses strings over 16 MB by default; one INSERT event can be larger
 
@@ -79,7 +79,7 @@ class Connection:
             self.transport.socket.shutdown(socket.SHUT_RDWR)
 
     def greet(self, within: float, config: MetastoreConfig) -> None:
-        """Checks the peer, see `greeting`. A response that is an error counts as a response."""
+        """Checks the peer, see section `greeting` of `transport`. A response that is an error counts as a response."""
         greet(self.transport, within, config.protocol)
         self.transport.limit(self._limit)
         try:

@@ -1,7 +1,7 @@
 """A Hive metastore over thrift: the `Metastore` protocol as calls of the 2.3 interface, which newer servers support as
 well.
 
-Retries and errors are in `connection`, the conversion of structs to values in `values`, requests in `requests`.
+Retries and errors are in `connection`, the conversion of structs to values in `codecs`, requests in `requests`.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class TablePlan:
     not have are moved. `exists`: the target has it already, under `rename_from` or its name. `shared`: its data is the
     source's, so none of it is copied or removed. `there`: the target's table.
 
-    If a load publishes by snapshots (see `isolation`): `place`: this load's directory for it; `touched`: its
+    If a load publishes by snapshots (see `isolate`): `place`: this load's directory for it; `touched`: its
     partitions whose files change, "" for its own files; `placement`: locates it where `table` is; `replaces`: another
     table that is dropped when this one is created."""
 

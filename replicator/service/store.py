@@ -87,7 +87,7 @@ class ServiceStore(RunHistory):
         """Creates or migrates the tables. May run twice, and on several servers: one of them waits, or fails and
         retries."""
         if self.revision(REVISIONS, REVISION) != REVISION:
-            self.migrate(Path(__file__).parent / "migrations")
+            self.migrate(Path(__file__).parent / "migrations", REVISIONS)
 
     def now(self) -> float:
         """Returns the time of the store's clock."""

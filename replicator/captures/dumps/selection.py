@@ -125,7 +125,7 @@ class Entering:
         return change if wanted is None else _filtered(change, wanted)
 
     def reported_rows(self, rows: pa.Table) -> tuple[pa.Table, set[Name]]:
-        """Returns the file entries that are in the dump, and their tables. Columns as of cmroot.log.FILES."""
+        """Returns the file entries that are in the dump, and their tables. Columns as of cmroot.log.segment.FILES."""
         named: set[Name] = set()
         for db, table in sorted(set(zip(rows["db"].to_pylist(), rows["table"].to_pylist(), strict=True))):
             held, wanted = self.selection.holds((db, table)), self.selection.filter_of((db, table))

@@ -74,7 +74,7 @@ class DumpWriter:
         self._tables.write(msgspec.json.encode(table))
 
     def entries(self, rows: pa.Table) -> None:
-        """Writes file entries, with the columns of cmroot.log.FILES. A rename's record must precede its entries."""
+        """Writes file entries (cmroot.log.segment.FILES). A rename's record must precede its entries."""
         if not rows.num_rows:
             return
         rows = conform(rows, SCHEMA)

@@ -120,8 +120,8 @@ def said(error: OSError) -> str:
 # ---- interface -------------------------------------------------------------------------------------------------------
 # Each method of the metastore's interface, 2.3 to 4.2, and the handling of its calls. Pure.
 #
-# A method that deletes tables' files is intercepted (`calls.SHAPES`) or refused. Methods listed here are forwarded, and
-# so are methods with the name of a read. Any other method is from a server unknown to this release, and is refused.
+# A method that deletes tables' files is intercepted (`SHAPES`) or refused. Methods listed here are forwarded, and so
+# are methods with the name of a read. Any other method is from a server unknown to this release, and is refused.
 
 
 Handling = Literal["pass", "intercept", "refuse", "unknown"]

@@ -70,8 +70,8 @@ class BaseChanged(Error):
 @dataclass(frozen=True)
 class Landed:
     """Rows stored in their directory. figures: rows, files and bytes. base: the location whose rows they include
-    (merge); None: there was no table. watermark: see `watermarks`. low, remembered: result and input of `landed_until`
-    when they were copied."""
+    (merge); None: there was no table. watermark: see `landing_schema`. low, remembered: result and input of
+    `landed_until` when they were copied."""
 
     job: int
     fence: int

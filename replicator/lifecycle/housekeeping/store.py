@@ -141,7 +141,7 @@ def problem_slot(db: str, table: str, lifecycle: str) -> str:
 
 
 def slot_of(one: Item) -> str | None:
-    """Returns the slot that an item occupies: see `schema.item`."""
+    """Returns the slot that an item occupies: see `item`."""
     if one.status == INVALID_CONFIG:
         return problem_slot(one.db, one.table, one.lifecycle)
     if one.status not in OPEN:
@@ -247,6 +247,7 @@ def to_row(one: Item) -> dict[str, Any]:
 
 
 REVISION = "0002"
+REVISIONS = "alembic_version"
 """The newest migration that this release knows."""
 
 FILE = "housekeeping.sqlite"
@@ -307,10 +308,10 @@ class ItemStore(Database):
         return self._revision() is not None
 
     def _revision(self) -> str | None:
-        return self.revision("alembic_version", REVISION)
+        return self.revision(REVISIONS, REVISION)
 
     def _migrate(self) -> None:
-        self.migrate(Path(__file__).parent / "migrations")
+        self.migrate(Path(__file__).parent / "migrations", REVISIONS)
 
     def copied(self, path: Path) -> ItemStore:
         """Copies the items to an SQLite file, for trials; this store is only read."""
@@ -339,7 +340,7 @@ class ItemStore(Database):
         return int(self.state("position") or 0)
 
     def state(self, key: str) -> str | None:
-        """Returns a value: see `schema.state`."""
+        """Returns a value: see `state`."""
         with self.transaction() as connection:
             return _state(connection, key)
 
@@ -363,7 +364,7 @@ class ItemStore(Database):
             after = (rows[-1].cleanup, rows[-1].id)
 
     def find(self, *conditions: Any, offset: int = 0, limit: int = PAGE, order: Sequence[Any] = ()) -> list[Item]:
-        """Returns items that meet all conditions (over `schema.item`), in an order, then by id."""
+        """Returns items that meet all conditions (over `item`), in an order, then by id."""
         return self._items(select(item).where(*conditions).order_by(*order, item.c.id).offset(offset).limit(limit))
 
     def count(self, *conditions: Any) -> int:

@@ -1,6 +1,6 @@
 """The metastore server's process: its configuration, start, health check, and end.
 
-Nothing here assigns directories or stores state; that is in `embedded`.
+Nothing here assigns directories or stores state; that is in `running`.
 """
 
 from __future__ import annotations

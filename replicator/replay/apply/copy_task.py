@@ -96,8 +96,8 @@ MISSING_SHOWN = 1000  # missing files that a task names; more are only counted
 class CopyTask:
     """One bucket (its parts), and a share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles files
     that the source removed, in a second pass after all copies; PROBE only checks that the bytes are available; COMPARE
-    counts what would be copied. Delta logs are left to `logs`. `reread`: see place_file. `private`: the directories are
-    new and have no readers yet; files hard-linked into them and then replaced remain in the old ones. `preserve`:
+    counts what would be copied. Delta logs are left to `LogTask`. `reread`: see place_file. `private`: the directories
+    are new and have no readers yet; files hard-linked into them and then replaced remain in the old ones. `preserve`:
     ATTRIBUTES that copied files, and all their directories, get from the source's."""
 
     parts: Sequence[str]

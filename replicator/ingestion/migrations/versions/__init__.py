@@ -1,1 +1,0 @@
-"""Migrations of the ingestion store, in order; alembic runs them."""

@@ -1,1 +1,0 @@
-"""Migrations of the item store, in order; alembic runs them."""
