@@ -1,4 +1,8 @@
-"""The change-management root: kept bytes and the captured log. Stands alone."""
+"""The change-management root: kept bytes and the captured log.
+
+Imports nothing of `replicator`. Begin with `root.py`, the layout; `store/` reads and writes places, `log/` has the
+captured log, `keep/` retains bytes, `expire/` deletes those that nothing needs.
+"""
 
 import sys
 from os.path import dirname, isdir, join

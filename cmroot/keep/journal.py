@@ -146,8 +146,8 @@ def _is_below(place: str, other: str) -> bool:
 
 
 def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
-    """Returns file entries (cmroot.log.FILES, positions null) of all data files of a table or partition. `kept`: by
-    original path, normalised by `normal`. `_temporary` and files next to partitions belong to no table."""
+    """Returns file entries (cmroot.log.segment.FILES, positions null) of all data files of a table or partition.
+    `kept`: by original path, normalised by `normal`. `_temporary` and files next to partitions belong to no table."""
     owners = {normal(owner.location): owner for owner in journal.owners}
     above: dict[str, str | None] = {}  # directory -> the location that it belongs to
     columns: dict[str, list[Any]] = {name: [] for name in FILES.names}

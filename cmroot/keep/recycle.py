@@ -4,7 +4,7 @@ First they are protected: one rename moves the file, or the entire directory, to
 link `recycle-<unique>.origin` next to it, created before the rename, holds the original path (a link, because it is
 created in a single step that a crash cannot split, and it can hold any path). Then they are hashed, then filed. A crash
 leaves the entry in `incoming/`, and `sweep_incoming` finishes it. On HDFS the same is done by renames in `recycling/`
-(see `hdfs_recycling`); between devices and stores, and where renames are refused, files are copied.
+(see `remote_files`); between devices and stores, and where renames are refused, files are copied.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from cmroot.store.place import Place
 # ---- intercepted -----------------------------------------------------------------------------------------------------
 # Files that were moved into the root before an event was written, by a caller that deletes before the event exists.
 #
-# `taken/<event>-<unique>.parquet` contains their file entries (cmroot.log.FILES, positions null) until a capture has
-# read the event and recorded them. `taking/<id>/journal.json` marks an intercept in progress whose outcome is unknown;
-# its key `before_event` is the newest event from before it. Nothing here intercepts or files bytes.
+# `taken/<event>-<unique>.parquet` contains their file entries (cmroot.log.segment.FILES, positions null) until a
+# capture has read the event and recorded them. `taking/<id>/journal.json` marks an intercept in progress whose outcome
+# is unknown; its key `before_event` is the newest event from before it. Nothing here intercepts or files bytes.
 
 
 _NAME = re.compile(r"(\d{20})-[0-9a-f]{32}\.parquet")

@@ -1,4 +1,4 @@
-"""Local users of Kerberos principals: Hadoop's rules (`hadoop.security.auth_to_local`). Pure.
+r"""Local users of Kerberos principals: Hadoop's rules (`hadoop.security.auth_to_local`). Pure.
 
 RULE:[2:$1@$0](rm@EXAMPLE\.COM)s/.*/yarn/
 DEFAULT
