@@ -1,4 +1,5 @@
 """The command line: parses arguments, calls one function, prints text or JSON.
 
-Imports every room below; no room but `service` (the command lines of jobs) names it. Begin with `main.py`; `table.py` lists the commands.
+Imports every room below; only `service` names it, for the command lines of jobs. Begin with `main.py`; `table.py` lists
+the commands.
 """

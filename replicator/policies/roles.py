@@ -22,6 +22,7 @@ import socket
 import time as clocks
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
@@ -162,9 +163,22 @@ class ShownRoles(Rows):
 
 def shown_roles(metastore: MetastoreReader, databases: Sequence[str] = ()) -> ShownRoles:
     """Returns the roles of these databases, or all that had one. Raises ObjectNotFound, FormatError as `read_role`."""
-    found = [(name, read_role(metastore, name)) for name in databases or metastore.database_names()]
-    rows = [DatabaseRole(name, mark.role, mark.epoch, mark.by) for name, mark in found if databases or mark.epoch]
+    if not databases:
+        return ShownRoles(metastore=metastore.uri, databases=roles_of(metastore, lambda _: True))
+    found = [(name, read_role(metastore, name)) for name in databases]
+    rows = [DatabaseRole(name, mark.role, mark.epoch, mark.by) for name, mark in found]
     return ShownRoles(metastore=metastore.uri, databases=rows)
+
+
+def roles_of(metastore: MetastoreReader, wanted: Callable[[str], bool]) -> list[DatabaseRole]:
+    """Returns the roles of the wanted databases that had one, without databases that are dropped concurrently. Raises
+    FormatError as `read_role`."""
+    rows = []
+    for name in filter(wanted, metastore.database_names()):
+        with suppress(ObjectNotFound):
+            mark = read_role(metastore, name)
+            rows += [DatabaseRole(name, mark.role, mark.epoch, mark.by)] if mark.epoch else []
+    return rows
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 
+pytestmark = pytest.mark.own_metastores  # the runbook's database is called sales
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No configuration of whoever runs the tests."""

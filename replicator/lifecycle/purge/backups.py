@@ -204,13 +204,16 @@ def parse_name(name: str) -> Name | None:
 def old_versions(metastore: Metastore, options: RetainOptions, now: float) -> Iterator[OldVersion]:
     """Yields the versions beyond policy, as in `backups.due`; staging is removed at the age limit of trash."""
     for db in metastore.database_names():
-        named = [(name, parse_name(name)) for name in metastore.table_names(db)]
-        versions = [(name, parsed) for name, parsed in named if parsed]
+        try:
+            named = [(name, parse_name(name)) for name in metastore.table_names(db)]
+            versions = [(name, parsed) for name, parsed in named if parsed]
+            tables = {table.name: table for table in metastore.tables(db, [name for name, _ in versions])}
+        except ObjectNotFound:  # dropped concurrently
+            continue
         backups: dict[tuple[str, str], list[float]] = {}
         for _, parsed in versions:
             if parsed.kind == "backup":
                 backups.setdefault((parsed.db, parsed.table), []).append(parsed.time)
-        tables = {table.name: table for table in metastore.tables(db, [name for name, _ in versions])}
         for name, parsed in versions:
             newer = sum(time > parsed.time for time in backups.get((parsed.db, parsed.table), ()))
             if name in tables and (why := _why(parsed, newer, options, now)):

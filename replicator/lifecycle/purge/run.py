@@ -238,12 +238,17 @@ def described(
     """Returns the tables to purge, and the white-listed tables that cannot be purged."""
     onboarded, gaps = [], _elsewhere(metastore, whitelist)
     id_table = split_ids(options.ids)[0].lower()
-    for db in sorted(metastore.database_names()):
-        if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
+    for db in filter(whitelist.has_database, sorted(metastore.database_names())):
+        try:
+            database = metastore.database(db)
+            if is_shadow(database):
+                continue
+            names = [name for name in metastore.table_names(db) if whitelist.has(db, name) and not parse_name(name)]
+            tables = _given(metastore, db, names, gaps)
+        except ObjectNotFound:  # dropped concurrently
             continue
-        why = follows(db, mark_of(metastore.database(db).parameters, db), "purge")
-        names = [name for name in metastore.table_names(db) if whitelist.has(db, name) and not parse_name(name)]
-        for table in _given(metastore, db, names, gaps):
+        why = follows(db, mark_of(database.parameters, db), "purge")
+        for table in tables:
             if f"{table.db}.{table.name}".lower() == id_table:
                 continue  # the table of erasure requests itself
             match onboard(table, options.field_path):

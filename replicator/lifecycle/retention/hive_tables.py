@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -11,7 +12,7 @@ from cmroot.store.place import located
 from replicator.core.grouping import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.roles import is_shadow
-from replicator.errors import ConfigError, Error
+from replicator.errors import ConfigError, Error, ObjectNotFound
 from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.dataset_versions import TIME, Listed, Pair, Version, checked_pattern, doubts
 from replicator.lifecycle.retention.job_configuration import VERSIONS, Unreadable
@@ -88,14 +89,15 @@ def names_of(job: Settings) -> Names:
 
 def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> Iterator[Table]:
     """Yields the accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for complete locations."""
-    for db in metastore.database_names():
-        if not names.may_have(db) or is_shadow(metastore.database(db)):
-            continue
-        accepted = [name for name in metastore.table_names(db) if names.accepts(db, name)]
-        for some in batched(accepted, _TABLES):
-            for table in metastore.tables(db, some):
-                if folder is None or re.fullmatch(folder, table.location or ""):
-                    yield table
+    for db in filter(names.may_have, metastore.database_names()):
+        with suppress(ObjectNotFound):  # dropped concurrently
+            if is_shadow(metastore.database(db)):
+                continue
+            accepted = [name for name in metastore.table_names(db) if names.accepts(db, name)]
+            for some in batched(accepted, _TABLES):
+                for table in metastore.tables(db, some):
+                    if folder is None or re.fullmatch(folder, table.location or ""):
+                        yield table
 
 
 PartitionFinder = Callable[[MetastoreReader, Table], Listed]

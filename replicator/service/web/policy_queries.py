@@ -21,7 +21,7 @@ from replicator.errors import Error, UsageError
 from replicator.lifecycle.housekeeping.run import time_of
 from replicator.policies.checks.check import PolicyChecked, impatient
 from replicator.policies.memory import Compared, Memory, RoleChange
-from replicator.policies.roles import DatabaseRole, shown_roles
+from replicator.policies.roles import DatabaseRole, roles_of
 from replicator.replay.restore.kept import PinList, SlotState
 from replicator.service.runs import ServiceRun, answer_of, iso
 from replicator.service.series import LagSample, lag_samples
@@ -203,18 +203,17 @@ def roles(asking: Asking) -> PolicyRoles:
     policy, config = asking.policy, asking.serving.config
     unreachable: dict[str, str] = {}
 
-    def of(side: str, metastore: MetastoreConfig) -> list[DatabaseRole]:
+    def of(side: str, metastore: MetastoreConfig, wanted: Callable[[str], object]) -> list[DatabaseRole]:
         try:
             with impatient(metastore) as client:
-                return shown_roles(client).databases
+                return roles_of(client, lambda name: bool(wanted(name)))
         except Error as error:
             unreachable[side] = error.message
             return []
 
-    source = [each for each in of("source", policy.source_metastore) if matching_databases(policy, [each.db])]
     renamed = set(policy.rename_db.values())
-    target = of("target", policy.target_metastore)
-    target = [each for each in target if each.db in renamed or matching_databases(policy, [each.db])]
+    source = of("source", policy.source_metastore, lambda db: matching_databases(policy, [db]))
+    target = of("target", policy.target_metastore, lambda db: db in renamed or matching_databases(policy, [db]))
     slot, memory = None, None
     if has_root(policy.cmroot):
         pins = cm_slots(cmroot=policy.cmroot, held=False, config=config)
