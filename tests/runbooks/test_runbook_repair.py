@@ -12,7 +12,6 @@ import replicator
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-
 pytestmark = pytest.mark.own_metastores  # the runbook's database is called sales
 
 
