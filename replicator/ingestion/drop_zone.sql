@@ -24,8 +24,8 @@ BEGIN
             WHERE pronamespace = 'replicator'::regnamespace
     ) AS found WHERE pg_get_userbyid(owner) <> current_user LIMIT 1;
     IF foreign_one IS NOT NULL THEN
-        RAISE EXCEPTION '% is there already', foreign_one
-            USING HINT = 'Run this as the user who ran it before; what another one made, look at, and drop.';
+        RAISE EXCEPTION '% exists already', foreign_one
+            USING HINT = 'Run this as the user who ran it before; inspect and drop objects of another user.';
     END IF;
 END
 $$;
