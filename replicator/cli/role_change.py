@@ -14,8 +14,9 @@ from replicator.commands.role_change import failover as run_failover
 from replicator.commands.role_change import loss as run_loss
 from replicator.commands.role_change import role_set, role_show
 from replicator.commands.role_change import switchover as run_switchover
+from replicator.core.not_replicated import PARTIAL
 from replicator.policies.role_changes.role_change import RoleChanged, StepReport
-from replicator.policies.roles import DatabaseRole
+from replicator.policies.roles import ShownRoles
 
 
 @click.command()
@@ -238,7 +239,7 @@ def role() -> None:
 @options_of(role_show)
 @json_option
 @pass_session
-def show(session: Session, /, as_json: bool, **given: Any) -> None:
+def show(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show roles, their epochs, and who set them. If two sides contradict each other, the higher epoch is valid.
 
     \b
@@ -247,7 +248,8 @@ def show(session: Session, /, as_json: bool, **given: Any) -> None:
       replicator role show --metastore dr --json
     """
     report = session.call(role_show, **given)
-    emit(report, as_json, _shown_lines(report.databases))
+    emit(report, as_json, _shown_lines(report))
+    return PARTIAL if report.unreadable else 0
 
 
 @role.command(name="set")
@@ -271,9 +273,10 @@ def set_(session: Session, /, as_json: bool, **given: Any) -> None:
     emit(done, as_json, aligned(lines))
 
 
-def _shown_lines(rows: list[DatabaseRole]) -> Iterable[str]:
-    if not rows:
-        return ["no database has a role"]
-    return aligned(
-        (each.db, f"{each.role} at epoch {each.epoch}" + (f", set by {each.by}" if each.by else "")) for each in rows
-    )
+def _shown_lines(shown: ShownRoles) -> Iterable[str]:
+    rows = [
+        (each.db, f"{each.role} at epoch {each.epoch}" + (f", set by {each.by}" if each.by else ""))
+        for each in shown.databases
+    ]
+    rows += [(db, f"invalid: {why}") for db, why in shown.unreadable.items()]
+    return aligned(rows) if rows else ["no database has a role"]

@@ -22,8 +22,7 @@ import socket
 import time as clocks
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
@@ -31,7 +30,7 @@ import msgspec
 
 from replicator.core.not_replicated import Report, Rows
 from replicator.core.roles import Role, RoleMark, consequence, mark_of, marked, may_dump_from, may_load_into
-from replicator.errors import ObjectNotFound, Refused
+from replicator.errors import FormatError, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore, MetastoreReader
 
 __all__ = [
@@ -88,7 +87,7 @@ def set_role(
     found = mark_of(there.parameters, name, repair=force)
     if found != expect:
         raise Refused(
-            f"{name} is {found}, not {expect}: somebody changed it meanwhile",
+            f"{name} is {found}, not {expect}: it was changed concurrently",
             hint="run `replicator role show` on both sides, and decide again",
             details={"role": found.role.value, "epoch": found.epoch, "by": found.by},
         )
@@ -102,9 +101,9 @@ def set_role(
     stands = read_role(metastore, db)
     if stands != wanted or stands.by != wanted.by:
         raise Refused(
-            f"{name} is {stands}, set by {stands.by or 'another'} while this run set it to {wanted}",
-            hint="two operators act at once, and the other's word stands; agree who continues, then look at both sides "
-            "with `replicator role show`",
+            f"{name} is {stands}, set by {stands.by or 'another process'} while this run set it to {wanted}",
+            hint="two operators act concurrently, and the other's role is in effect; agree who continues, then check "
+            "both sides with `replicator role show`",
             details={"role": stands.role.value, "epoch": stands.epoch, "by": stands.by},
         )
     return stands
@@ -153,32 +152,39 @@ class DatabaseRole:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRoles(Rows):
-    """The roles of a metastore's databases. `metastore`: its URI."""
+    """The roles of a metastore's databases. `metastore`: its URI. `unreadable`: databases with an invalid role, and
+    why."""
 
     listed: ClassVar[str] = "databases"
     status: str = "shown"
     metastore: str
     databases: list[DatabaseRole]
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 def shown_roles(metastore: MetastoreReader, databases: Sequence[str] = ()) -> ShownRoles:
-    """Returns the roles of these databases, or all that had one. Raises ObjectNotFound, FormatError as `read_role`."""
+    """Returns the roles of these databases, or all that had one. Raises ObjectNotFound, FormatError as `read_role` for
+    a named database."""
     if not databases:
-        return ShownRoles(metastore=metastore.uri, databases=roles_of(metastore, lambda _: True))
+        return roles_of(metastore, lambda _: True)
     found = [(name, read_role(metastore, name)) for name in databases]
     rows = [DatabaseRole(name, mark.role, mark.epoch, mark.by) for name, mark in found]
     return ShownRoles(metastore=metastore.uri, databases=rows)
 
 
-def roles_of(metastore: MetastoreReader, wanted: Callable[[str], bool]) -> list[DatabaseRole]:
-    """Returns the roles of the wanted databases that had one, without databases that are dropped concurrently. Raises
-    FormatError as `read_role`."""
-    rows = []
+def roles_of(metastore: MetastoreReader, wanted: Callable[[str], bool]) -> ShownRoles:
+    """Returns the roles of the wanted databases that had one, without databases that are dropped concurrently."""
+    found = ShownRoles(metastore=metastore.uri, databases=[])
     for name in filter(wanted, metastore.database_names()):
-        with suppress(ObjectNotFound):
+        try:
             mark = read_role(metastore, name)
-            rows += [DatabaseRole(name, mark.role, mark.epoch, mark.by)] if mark.epoch else []
-    return rows
+        except FormatError as error:
+            found.unreadable[name] = error.message
+        except ObjectNotFound:
+            continue
+        else:
+            found.databases.extend([DatabaseRole(name, mark.role, mark.epoch, mark.by)] if mark.epoch else [])
+    return found
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,7 @@ def change_role(
     if means and not force and not dry_run:
         raise Refused(
             f"{label(metastore, db)} is {before}; if it becomes {after.role}: {means}",
-            hint="use switchover, failover or failback; --force if you know that it is right",
+            hint="use switchover, failover or failback; or --force if you know that it is correct",
             details={"before": _fields(before), "after": _fields(after), "consequence": means},
         )
     if not dry_run and (before != after or force):

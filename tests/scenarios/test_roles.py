@@ -473,7 +473,7 @@ def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(fixture: L
     here = ("--metastore", fixture.source_uri, "--db", fixture.name)
     turn(fixture.source.metastore, fixture.name, REPLICA, 1)
     answer = role("set", *here, "--role", "primary")
-    assert "both take writes" in refused(answer) and "--force" in answer.output["hint"]
+    assert "both accept writes" in refused(answer) and "--force" in answer.output["hint"]
     assert answer.output["after"] == {"role": "primary", "epoch": 2, "by": ""}
     assert source_role(fixture) == RoleMark(REPLICA, 1)
     assert role("set", *here, "--role", "primary", "--force").code == 0
@@ -489,6 +489,8 @@ def test_a_role_that_cannot_be_read_stops_dumps_and_is_repaired_by_force(fixture
     metastore.alter_database(fixture.name, msgspec.structs.replace(there, parameters={ROLE: "boss", EPOCH: "4"}))
     assert fixture.dump().error == "FormatError"
     here = ("--metastore", fixture.source_uri, "--db", fixture.name)
-    assert role("set", *here, "--role", "primary").error == "FormatError"
+    assert role("set", *here, "--role", "primary").error == role("show", *here).error == "FormatError"
+    every = role("show", "--metastore", fixture.source_uri)
+    assert every.code == 3 and fixture.name in every.output["unreadable"]
     assert role("set", *here, "--role", "primary", "--force").code == 0
     assert source_role(fixture) == RoleMark(PRIMARY, 5)

@@ -103,7 +103,7 @@ def time_after(key: str) -> float:
     try:
         return datetime.fromisoformat(key).timestamp() + 0.001
     except ValueError as error:
-        raise UsageError("this is no cursor", hint="take `next` of the page before, or leave it out") from error
+        raise UsageError("invalid cursor", hint="use `next` of the previous page, or omit it") from error
 
 
 # ---- verification -------------------------------------------------------------------------------------------------
@@ -206,10 +206,13 @@ def roles(asking: Asking) -> PolicyRoles:
     def of(side: str, metastore: MetastoreConfig, wanted: Callable[[str], object]) -> list[DatabaseRole]:
         try:
             with impatient(metastore) as client:
-                return roles_of(client, lambda name: bool(wanted(name)))
+                found = roles_of(client, lambda name: bool(wanted(name)))
         except Error as error:
             unreachable[side] = error.message
             return []
+        if found.unreadable:
+            unreachable[side] = "; ".join(found.unreadable.values())
+        return found.databases
 
     renamed = set(policy.rename_db.values())
     source = of("source", policy.source_metastore, lambda db: matching_databases(policy, [db]))
