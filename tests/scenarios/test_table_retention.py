@@ -23,6 +23,7 @@ from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Column, Partition, Storage, Table
 from replicator.lifecycle.removal import job
+from replicator.lifecycle.retention.hive_tables import parse_names, tables_of
 from replicator.metastore.thrift import ThriftMetastore
 
 pytestmark = pytest.mark.removals
@@ -253,6 +254,13 @@ def test_partitions_by_modification_time_and_replacements(db: Dated) -> None:
     assert (batch[0].location or "").endswith(f"snapshot/datepartition={values[1]}")
 
 
+def test_a_folder_filter_matches_locations_with_and_without_their_scheme(db: Dated) -> None:
+    db.dated("live", 1)
+    names = parse_names(f"{db.name}.live", "")
+    for folder, found in ((f"file:.*{db.name}.*", 1), (f"{db.home}/.*", 1), (f"hdfs:.*{db.name}.*", 0)):
+        assert len(list(tables_of(db.metastore, names, folder))) == found, folder
+
+
 def test_files_in_which_a_table_lies_or_that_lie_in_one_stay(db: Dated) -> None:
     db.table("flat", {"part-0": "x"})
     (db.home / "flat" / "sub").mkdir()
@@ -324,7 +332,7 @@ def test_a_root_at_work_is_named_where_a_killed_run_may_have_taken_files(
     monkeypatch.setattr(job, "PATIENCE", timedelta(0))
     with acquire(db.cmroot, "load"):
         busy = db.run("--set", DELETES)
-    assert busy["dropped"] == 1 and any("a killed run may have taken" in each for each in busy["warnings"])
+    assert busy["dropped"] == 1 and any("a killed run may have moved" in each for each in busy["warnings"])
     assert not [row for row in db.audit("--outcome", "removed") if row["what"] == "file"]
     after = db.run("--set", DELETES)
     assert not any("a killed run" in each for each in after["warnings"])

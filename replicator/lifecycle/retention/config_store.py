@@ -68,7 +68,7 @@ class Settings:
         try:
             return int(found)
         except ValueError:
-            raise self.wrong(keys[0], self.find(*keys), f"is {found!r}, not a whole number") from None
+            raise self.wrong(keys[0], self.find(*keys), f"is {found!r}, not an integer") from None
 
     def truth(self, *keys: str, default: bool) -> bool:
         found = self.text(*keys)
@@ -210,7 +210,7 @@ class ConfigStore:
         version = version or _current(place, uri)
         if not is_directory(join(place, version)):
             there = ", ".join(name for name in Place(place).list() if is_directory(join(place, name))) or "none"
-            raise ConfigError(f"{place}: there is no version {version!r} of the store", hint=f"versions: {there}")
+            raise ConfigError(f"{place}: the store has no version {version!r}", hint=f"versions: {there}")
         return cls(place, version, prefix, dict(variables or {}))
 
     @property
@@ -251,7 +251,7 @@ class ConfigStore:
             if include not in found and not is_directory(join(self.root, *include)):
                 raise ConfigError(
                     f"{origin}: includes {text_of(include)}, which is not in the store",
-                    hint=self._nearest(include) or "make the directory, or remove the line",
+                    hint=self._nearest(include) or "create the directory, or remove the line",
                 )
             self._visit(include, origin, trail, found)
         self._visit(key[:-1], None, trail, found)
@@ -288,17 +288,22 @@ class ConfigStore:
             return
         name, text = found
         for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip() or line.startswith("#") or line.lstrip().startswith("//"):
-                continue
             origin = Origin(name, number)
-            if re.search(r"\S//", line) and '"' not in line:
+            if not line.strip() or line.startswith("#"):
+                continue
+            if re.search(r"\S//|^\s*//\S*/", line) and '"' not in line:
                 raise ConfigError(
-                    f"{origin}: what follows // is a comment, also in a path", hint="write single slashes"
+                    f"{origin}: text after // is a comment, even in a path",
+                    hint="write single slashes in a path; begin a comment with #",
                 )
+            if line.lstrip().startswith("//"):
+                continue
             raw = parse_items(line, name, number)
             value = resolve(Fields({"include": raw}, origin), self.variables).fields.get("include")
             if not isinstance(value, Scalar):
-                raise ConfigError(f"{origin}: {line.strip()!r} is no key of the store", hint="one path on each line")
+                raise ConfigError(
+                    f"{origin}: {line.strip()!r} is not a key of the store", hint="write one path on each line"
+                )
             yield key_of(value.text), origin
 
     def _include(self, name: str, origin: Origin) -> tuple[str, str]:
@@ -307,7 +312,7 @@ class ConfigStore:
             found = self._text("/".join(key_of("/".join(above) + "/" + candidate)))
             if found:
                 return found
-        raise ConfigError(f"{origin}: include {name!r}: there is no such file in the store", hint="correct the name")
+        raise ConfigError(f"{origin}: include {name!r}: the store has no such file", hint="correct the name")
 
     def _text(self, name: str) -> tuple[str, str] | None:
         try:
@@ -330,7 +335,7 @@ def key_of(path: str) -> Key:
     names = tuple(name for name in path.split("/") if name and name != ".")
     if ".." in names:
         raise ConfigError(
-            f"{path!r} is no key of a config store: it has `..`", hint="write the path from the store's root"
+            f"{path!r} is not a key of a config store: it contains `..`", hint="write the path from the store's root"
         )
     return names
 
@@ -353,7 +358,7 @@ def _find(uri: str) -> tuple[str, Key]:
             return join(place, STORE), rest
         above = parent(place)
         if above == place:
-            raise ConfigError(f"{uri}: there is no {STORE} in it or above it", hint="name the directory that holds it")
+            raise ConfigError(f"{uri}: no {STORE} exists in it or above it", hint="name the directory that contains it")
         rest, place = (place.rstrip("/").rpartition("/")[2], *rest), above
 
 

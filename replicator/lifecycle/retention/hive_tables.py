@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cmroot.store.place import located
+from cmroot.store.spelling import split_authority
 from replicator.core.grouping import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.roles import is_shadow
@@ -59,13 +60,15 @@ def _entries(text: str, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     for each in filter(None, (part.strip() for part in text.split(","))):
         db, dot, tables = each.partition(".")
         if "." in tables.replace(".*", "") or not db:
-            raise ConfigError(f"{where}{each!r} is not db.table1|table2", hint="one dot; * stands for any name")
+            raise ConfigError(f"{where}{each!r} is not db.table1|table2", hint="write one dot; * matches any name")
         names = tuple(name for name in tables.split("|") if name) if dot else ("*",)
         for pattern in (db, *names):
             try:
                 re.compile(pattern.replace("*", ".*"))
             except re.error as error:
-                raise ConfigError(f"{where}{pattern!r} is no pattern: {error}", hint="* stands for any name") from error
+                raise ConfigError(
+                    f"{where}{pattern!r} is not a valid pattern: {error}", hint="* matches any name"
+                ) from error
         found.append((db, names or ("*",)))
     return tuple(found)
 
@@ -88,7 +91,8 @@ def names_of(job: Settings) -> Names:
 
 
 def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> Iterator[Table]:
-    """Yields the accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for complete locations."""
+    """Yields the accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for complete locations or for their
+    paths without scheme and authority."""
     for db in filter(names.may_have, metastore.database_names()):
         with suppress(ObjectNotFound):  # dropped concurrently
             if is_shadow(metastore.database(db)):
@@ -96,8 +100,13 @@ def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> I
             accepted = [name for name in metastore.table_names(db) if names.accepts(db, name)]
             for some in batched(accepted, _TABLES):
                 for table in metastore.tables(db, some):
-                    if folder is None or re.fullmatch(folder, table.location or ""):
+                    if folder is None or any(re.fullmatch(folder, each) for each in _written(table.location or "")):
                         yield table
+
+
+def _written(location: str) -> tuple[str, str]:
+    """Returns a location as the metastore has it, and its path."""
+    return location, split_authority(location)[1] if location else ""
 
 
 PartitionFinder = Callable[[MetastoreReader, Table], Listed]
