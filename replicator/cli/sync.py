@@ -144,12 +144,13 @@ def _followed_lines(total: RunsFollowed) -> Iterable[str]:
 @json_options
 @pass_session
 def plan(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Show the next run's changes and their cost, and write them as a plan for apply.
+    """Show the next run's changes and their cost; with --out, write them as a plan for apply.
 
     Captures, and writes the dumps of that run; the target is not changed.
 
     \b
     Example:
+      replicator plan west
       replicator plan west --out plan.json
       replicator apply plan.json
     """
@@ -165,7 +166,7 @@ def plan(session: Session, /, as_json: bool, **given: Any) -> int:
 def apply(session: Session, /, as_json: bool, **given: Any) -> int:
     """Carry out a plan, and nothing else. Safe to run again after a crash.
 
-    Exit 6, without a change, if the policy, the roles, the target's checkpoint or its contents have changed since.
+    Exit 6, without a change, if the policy, the roles, the target's checkpoint or its contents have changed since then.
 
     \b
     Example:
@@ -176,7 +177,7 @@ def apply(session: Session, /, as_json: bool, **given: Any) -> int:
     return PARTIAL if done.not_replicated else 0
 
 
-def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
+def _plan_lines(plan: SyncPlan, out: str | None) -> Iterable[str]:
     """A plan for a person."""
     cost = plan.cost
     changes = []
@@ -193,7 +194,7 @@ def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
     removed = f"{count_text(cost.files_removed, 'file')}, {count_text(cost.partitions_removed, 'partition')}"
     return aligned(
         [
-            ("planned", f"{plan.policy}{' (reverse)' if plan.reverse else ''}: {out}"),
+            ("planned", f"{plan.policy}{' (reverse)' if plan.reverse else ''}{f': {out}' if out else ''}"),
             ("nothing", "no changes" if plan.empty else None),
             (
                 "loads",

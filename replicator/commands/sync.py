@@ -42,7 +42,7 @@ class SyncOptions(Braked):
     deep: Annotated[bool, opt("Also compare each partition with the metastore.")] = False
     jobs: CommitJobs = JOBS
     stop: Annotated[
-        Stop | None, python_only("Ends the following when set, such as a `threading.Event`; None: nothing does.")
+        Stop | None, python_only("Ends --follow when set, such as a `threading.Event`; None: nothing does.")
     ] = None
     reported: Annotated[
         Callable[[SyncRun], None],
@@ -69,7 +69,7 @@ def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
     replication did not make, or too many removals are in the way; and what capture and load raise. A following tries
     again after all but UsageError and ConfigError."""
     if options.empty and not options.once:
-        raise UsageError("--empty is about one run", hint="run once with it, then follow without")
+        raise UsageError("--empty applies to one run", hint="run once with it, then follow without")
     wanted = steps.SyncSettings(
         adopt=options.adopt, drop_left=options.drop_left, deep=options.deep, empty=options.empty, brake=options.limits
     )
@@ -98,9 +98,10 @@ def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(Options):
     policy: PolicyName = field(kw_only=False)
-    out: Annotated[str | None, opt("The plan's file; an existing one is replaced.", metavar="FILE", required=True)] = (
-        None
-    )
+    out: Annotated[
+        str | None,
+        opt("File for the plan, for apply; an existing one is replaced. Default: only show it.", metavar="FILE"),
+    ] = None
     adopt: Adoption = False
     drop_left: DropLeft = False
 
@@ -123,7 +124,7 @@ def plan(options: PlanOptions) -> SyncPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(Braked):
-    plan: Annotated[SyncPlan | str, arg("What `plan` returned, or the file that it wrote.", "PLAN")] = field(
+    plan: Annotated[SyncPlan | str, arg("The result of `plan`, or the file that it wrote.", "PLAN")] = field(
         kw_only=False
     )
     jobs: CommitJobs = JOBS

@@ -126,6 +126,11 @@ def test_a_plan_is_refused_when_roles_have_turned_or_the_policy_was_edited(pair:
     refused(apply(pair), "epoch 2")
 
 
+def test_a_plan_without_a_file_is_only_shown(pair: Lab) -> None:
+    shown = run(pair, "plan", pair.name).output
+    assert shown["plan"] is None and shown["cost"]["files"] == plan(pair)["cost"]["files"] == 2
+
+
 def test_nothing_new_makes_an_empty_plan(pair: Lab) -> None:
     pair.sync()
     output = plan(pair)
