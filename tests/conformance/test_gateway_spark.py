@@ -39,7 +39,7 @@ def test_spark_reads_and_writes_through_the_gateway(guard: Guarded, spark: Spark
     )
     assert spark.run("SELECT a, b FROM plain ORDER BY a") == [[1, "one"], [2, "two"]]
     assert spark.run("SELECT count(*) FROM parts WHERE p > 1") == [[2]]
-    assert [row[1] for row in spark.run("SHOW TABLES")] == ["parts", "plain", "shown"]
+    assert {row[1] for row in spark.run("SHOW TABLES")} >= {"parts", "plain", "shown"}
     assert guard.entries() == []
 
 

@@ -133,7 +133,7 @@ def test_tls_says_what_is_wrong(tls: tuple[Secured, Secured], certificates: Path
     plain, both = (server.config for server in tls)
     without = refused(plain, **NOTHING)
     assert (
-        isinstance(without, NotAMetastore) and "TLS is spoken there" in told(without) and "tls = true" in without.hint
+        isinstance(without, NotAMetastore) and "the server speaks TLS" in told(without) and "tls = true" in without.hint
     )
     stranger = refused(plain, ca=str(certificates / "stranger.pem"))
     assert (

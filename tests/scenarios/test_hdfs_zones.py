@@ -29,6 +29,10 @@ SAID = "1\tsaid by Java\n"
 
 @pytest.fixture(scope="module")
 def zone(hdfs: Cluster, key_server: KeyServer, tmp_path_factory: pytest.TempPathFactory) -> HdfsPath:
+    return new_zone(hdfs, tmp_path_factory)
+
+
+def new_zone(hdfs: Cluster, tmp_path_factory: pytest.TempPathFactory) -> HdfsPath:
     """With a file `java` that Hadoop's own client wrote."""
     found = HdfsPath(hdfs, f"/{tmp_path_factory.mktemp('zone').name}/inner")
     found.mkdir()
@@ -145,8 +149,11 @@ def test_a_user_whom_the_key_server_refuses_is_told_so(
         Place(str(zone / "java")).read_bytes()
 
 
-def test_what_may_not_leave_its_zone_by_rename_is_copied(zone: HdfsPath) -> None:
+def test_what_may_not_leave_its_zone_by_rename_is_copied(
+    hdfs: Cluster, key_server: KeyServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Asked for at once, or when a zone turns out to lie below what was renamed. The zone goes with it."""
+    zone = new_zone(hdfs, tmp_path_factory)
     root = str(zone.parent.parent / f"{zone.parent.name}-root")
     create_or_open(root)
     for name in ("t/inside", "last"):

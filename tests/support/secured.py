@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kerberos import with_java_options
+from names import unique
 from plain_tables import PlainDatabase
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.protocol.TCompactProtocol import TCompactProtocolAccelerated
@@ -142,14 +143,14 @@ def table(name: str, config: MetastoreConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def policy(here: Path, source: MetastoreConfig, target: Secured | Running, name: str = "sales") -> Path:
-    """A configuration file with the policy `west` of the database `sales`, which is `name` on the target."""
+def policy(here: Path, source: MetastoreConfig, target: Secured | Running, name: str = "", db: str = "sales") -> Path:
+    """A configuration file with the policy `west` of a database, which is `name` on the target."""
     here.mkdir(parents=True, exist_ok=True)
     file = here / "replicator.toml"
     keys = {
         "source": "prod",
         "target": "standby",
-        "databases": "sales",
+        "databases": db,
         "cmroot": f"{here}/cm",
         "target_cmroot": f"{here}/there/.cmroot",
         "dumps": f"{here}/dumps",
@@ -157,7 +158,7 @@ def policy(here: Path, source: MetastoreConfig, target: Secured | Running, name:
         "engine": "local",
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    lines += [f'rename_db = {{sales = "{name}"}}'] if name != "sales" else []
+    lines += [f'rename_db = {{{db} = "{name}"}}'] if name else []
     other = target.config if isinstance(target, Secured) else MetastoreConfig(target.uri)
     file.write_text(table("prod", source) + table("standby", other) + "\n".join(["[policies.west]", *lines, ""]))
     return file
@@ -174,34 +175,35 @@ def begin(config: MetastoreConfig, here: Path) -> None:
 
 def replicates(source: Secured, target: Secured, here: Path) -> Path:
     """Dump, load, verify and sync by the names of the two in a configuration file, which is returned."""
-    config = policy(here, source.config, target)
+    name, once = unique("sales"), unique("once")
+    config = policy(here, source.config, target, db=name)
     with connect(source.config) as client, connect(target.config) as other:
-        db = PlainDatabase(client, "sales", here / "here")
+        db = PlainDatabase(client, name, here / "here")
         db.create()
         db.table("t", {"first": "1"})
         db.partitioned("days", {str(day): {"x": f"{day}"} for day in range(40)})
         out = str(here / "dumped")
-        replicator.dump(source="prod", cmroot=f"{here}/cm-once", out=out, db="sales", config=config)
-        load = {"rename_db": {"sales": "once"}, "target_cmroot": f"{here}/once/.cmroot", "warehouse": f"{here}/once"}
+        replicator.dump(source="prod", cmroot=f"{here}/cm-once", out=out, db=name, config=config)
+        load = {"rename_db": {name: once}, "target_cmroot": f"{here}/once/.cmroot", "warehouse": f"{here}/once"}
         replicator.load(out, target="standby", config=config, **load)
-        assert len(other.partition_names("once", "days")) == 40
+        assert len(other.partition_names(once, "days")) == 40
         assert replicator.sync("west", config=config).status == "synced"
         db.add("days", {"40": {"x": "40"}})
         db.table("u", {"more": "2"})
         assert replicator.sync("west", config=config).status == "synced"
         assert replicator.verify("west", config=config).status == "same"
         for each in (client, other):
-            decodes_fast(each)
+            decodes_fast(each, name)
             assert not each.unknown_fields()  # the drift guard reads on this transport, too
     return config
 
 
-def decodes_fast(client: ThriftMetastore) -> None:
+def decodes_fast(client: ThriftMetastore, db: str) -> None:
     """The decoder in Python, eight times slower, is not called."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in (TBinaryProtocolAccelerated, TCompactProtocolAccelerated):
             patch.setattr(kind, "readFieldBegin", None)
-        found = [len(batch) for batch in client.partitions("sales", "days", client.partition_names("sales", "days"))]
+        found = [len(batch) for batch in client.partitions(db, "days", client.partition_names(db, "days"))]
     assert sum(found) == 41
 
 

@@ -11,8 +11,8 @@ import pytest
 from grouping import InProcess
 from history import History
 
-from cmroot import check, pins
-from cmroot.check import Checked
+from cmroot import pins
+from cmroot.check import Checked, check
 from cmroot.keep.content import content_name, locate
 from cmroot.log.captured import compact, segments
 from cmroot.pins import Slot
@@ -90,7 +90,7 @@ def test_altered_bytes_are_found_and_where_they_still_are(history: History) -> N
     assert report.status == "damaged" and finding["kind"] == "damaged" and finding["needed_by"] == "live"
     assert finding["what"] == str(entry(history, "t/a"))
     assert f"keep it again from file:{history.source}/t/a, which still has these bytes" in finding["repair"]
-    assert "give it the name of what it holds, xxh3_128-" in finding["repair"]
+    assert "rename it after its content: xxh3_128-" in finding["repair"]
 
 
 def test_altered_bytes_that_exist_nowhere_else_are_lost(history: History) -> None:
@@ -108,7 +108,7 @@ def test_altered_bytes_that_nobody_needs_are_told_so(history: History) -> None:
     history.capture(gone=("t/a",))
     path.write_bytes(b"AAAA")
     finding = only(look(history))
-    assert finding["needed_by"] == "" and "nobody needs" in finding["repair"]
+    assert finding["needed_by"] == "" and "are not needed" in finding["repair"]
 
 
 def test_a_source_written_in_place_damages_its_link(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_records_out_of_order_are_found(history: History) -> None:
         writer.append_record(b'{"position":3}')
         writer.append_record(b'{"position":2}')
         writer.finish(3, event=1, time=1)
-    assert "position 2 stands after 3" in only(look(history))["found"]
+    assert "position 2 follows position 3" in only(look(history))["found"]
 
 
 def test_a_compacted_log_is_sound(history: History) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,14 @@ from run_order import PART, SEED, UNKNOWN, estimates, refreshed, units
 NODES = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.floats(0, 100)), min_size=1, unique_by=lambda t: t[:2]
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_time() -> Iterator[None]:
+    """Also where the run itself has a random order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(SEED, raising=False)
+        yield
 
 
 @given(NODES)
