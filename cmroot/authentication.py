@@ -194,14 +194,16 @@ def received(stream: Stream) -> bytes:
     while True:
         byte = stream.read(1)
         if not byte:
-            raise ConnectionResetError(errno.ECONNRESET, "the DataNode ended the connection: it may want encryption")
+            raise ConnectionResetError(
+                errno.ECONNRESET, "the DataNode closed the connection: it may require encryption"
+            )
         size |= (byte[0] & 127) << shift
         shift += 7
         if byte[0] < 128:
             break
     data = stream.read(size)
     if len(data) < size:
-        raise ConnectionResetError(errno.ECONNRESET, "the DataNode ended the connection")
+        raise ConnectionResetError(errno.ECONNRESET, "the DataNode closed the connection")
     return data
 
 
@@ -296,7 +298,7 @@ except ImportError:  # the extra is not installed, or the system has no Kerberos
 
 
 _SPNEGO = "1.3.6.1.5.5.2"
-_TAKE = "run kinit (again), or name a keytab in KRB5_CLIENT_KTNAME; executors need tickets, too (docs/hdfs.md)"
+_TAKE = "run kinit (again), or set KRB5_CLIENT_KTNAME to a keytab; executors need tickets, too (docs/hdfs.md)"
 _CAUSES: tuple[tuple[tuple[str, ...], type[Error], str], ...] = (
     (("clock skew",), StoreNotAuthenticated, "set both clocks by NTP: Kerberos allows 5 minutes"),
     (("cannot contact any kdc", "cannot find kdc", "resolve network address for kdc"), StoreNotAuthenticated,
@@ -381,7 +383,7 @@ def protected(stream: Stream, token: Token) -> Stream:
     offered = {each.strip() for each in said.get("qop", "auth").split(",")}
     qop = next((each for each in _QUALITIES if each in offered), "")
     if not qop or (qop == "auth-conf" and CIPHER not in said.get("cipher", "")):
-        raise OSError(errno.EPROTO, "the DataNode offers no protection that is known here")
+        raise OSError(errno.EPROTO, "the DataNode offers no protection that this client supports")
     user, password = (base64.b64encode(each).decode() for each in token[:2])
     reply = replied({"realm": "0", **said}, user, password, _URI, qop)
     proof = parsed(_exchange(stream, reply.message.encode())).get("rspauth", "")
@@ -396,7 +398,7 @@ def _exchange(stream: Stream, payload: bytes) -> bytes:
     answer: dict[int, Any] = dict(fields(received(stream)))
     if answer.get(_STATUS):
         said = answer.get(_MESSAGE, b"").decode(errors="replace")
-        raise OSError(errno.EACCES, f"the DataNode refuses the block's token: {said}")
+        raise OSError(errno.EACCES, f"the DataNode refused the block's token: {said}")
     return bytes(answer.get(_PAYLOAD, b""))
 
 

@@ -67,7 +67,7 @@ def check_prefix(task: PrefixTask) -> PrefixChecked:
         except FileNotFoundError:  # expired concurrently
             continue
         except OSError as error:
-            repair = "look at the disk for errors, then check again"
+            repair = "check the disk for errors, then check the root again"
             report.findings.append(RootFinding("unreadable", place, str(error), repair))
             continue
         report.bytes_read += holds[1] if task.bytes or there != size else 0
@@ -85,7 +85,7 @@ def _damaged(place: str, holds: tuple[str, int]) -> RootFinding:
         "damaged",
         place,
         f"holds {holds[1]} bytes with xxh3_128 {holds[0]}",
-        f"give it the name of what it holds, {content_name(*holds)}",
+        f"rename it after its content: {content_name(*holds)}",
     )
 
 
@@ -99,17 +99,19 @@ def _strange(root: str, prefix: str) -> Iterator[RootFinding]:
             continue
         reported += 1
         if content is None:
-            yield RootFinding("stray", join(directory, name), "is no content name", "nothing reads it: move it away")
+            yield RootFinding("stray", join(directory, name), "is not a content name", "nothing reads it: move it away")
         else:
             repair = f"move it to {locate(root, *content)}"
-            yield RootFinding("misplaced", join(directory, name), "lies where nobody looks for it", repair)
+            yield RootFinding(
+                "misplaced", join(directory, name), "is in a directory where no reader looks for it", repair
+            )
 
 
 def foreign(root: str, names: Iterable[str]) -> Iterator[RootFinding]:
     """Yields findings for names directly in `files/` that are not one of the 256 directories."""
     for name in names:
         if name not in PREFIXES and not name.startswith("."):
-            yield RootFinding("stray", join(root, "files", name), "is no directory of kept files", "move it away")
+            yield RootFinding("stray", join(root, "files", name), "is not a directory of kept files", "move it away")
 
 
 # ---- segments --------------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def _wrong_positions(segment: Segment) -> str:
     if (captures[0].first, captures[-1].last) != (segment.first, segment.last) or any(
         after.first != before.last + 1 for before, after in pairwise(captures)
     ):
-        return "its marker's captures leave out positions"
+        return "the captures in its marker leave out positions"
     decoder = msgspec.json.Decoder(_Positioned)
     last = segment.first - 1
     for line in segment.records():
@@ -157,7 +159,7 @@ def _wrong_positions(segment: Segment) -> str:
         except UNREADABLE as error:
             return f"the record after position {last} cannot be read: {error}"
         if position <= last or position > segment.last:
-            return f"position {position} stands after {last}"
+            return f"position {position} follows position {last}"
         last = position
     return ""
 
@@ -168,12 +170,12 @@ def _wrong_positions(segment: Segment) -> str:
 
 _LEFT = (
     ("incoming", "copy-", "part of a copy", "the next capture removes it"),
-    ("incoming", "probe-", "a try whether links work", "the next capture removes it"),
-    ("incoming", "recycle-", "files that were being taken into the root", "the next capture files them"),
-    ("incoming", "damaged-", "a kept file that was being renamed", "the next capture files it under what it holds"),
-    ("recycling", "", "files that were being taken into the root", "the next capture files them"),
-    ("taking", "", "a taking whose outcome is not known", "who began it settles it at the next start"),
-    ("taken", "", "files that were taken before an event", "the capture that reads the event records them"),
+    ("incoming", "probe-", "a probe for links", "the next capture removes it"),
+    ("incoming", "recycle-", "files that were being moved into the root", "the next capture stores them"),
+    ("incoming", "damaged-", "a kept file that was being renamed", "the next capture stores it by its content"),
+    ("recycling", "", "files that were being moved into the root", "the next capture stores them"),
+    ("taking", "", "an intercept whose outcome is unknown", "its gateway resolves it when it starts"),
+    ("taken", "", "files that were intercepted before an event", "the capture that reads the event records them"),
     ("expiring", "", "a plan of an expiry", "the next expiry discards it"),
 )
 
@@ -184,7 +186,7 @@ def leftovers(root: str) -> Iterator[RootFinding]:
         above = Place(root) / directory
         for name in above.list():
             if name.startswith(beginning) and not name.endswith(".origin"):
-                yield RootFinding("leftover", str(above / name), f"{what}, of a killed run or one at work", then)
+                yield RootFinding("leftover", str(above / name), f"{what}, of a killed or a running process", then)
     there, covered = finished(root)
     known = {segment.place for segment in (*there, *(segment for segment, _ in covered))}
     log = Place(root) / "log"
@@ -193,7 +195,7 @@ def leftovers(root: str) -> Iterator[RootFinding]:
             yield RootFinding(
                 "leftover",
                 place,
-                "an unfinished segment, of a killed run or one at work",
+                "an unfinished segment, of a killed or a running process",
                 "the next capture removes it",
             )
 
@@ -288,5 +290,5 @@ def _check_pins(root: str, report: Checked, found: RootFindings) -> Pins:
     report.pins = len(pins.slots) + len(pins.holds) + len(pins.dumps)
     repair = "restore it from a copy of the root, or drop the pin by its name if it is not needed"
     for path in pins.damaged:
-        found.add(RootFinding("pin", path, "cannot be understood, so nothing can expire", repair))
+        found.add(RootFinding("pin", path, "cannot be read, so nothing can expire", repair))
     return pins

@@ -45,7 +45,7 @@ class FormatError(Error):
 
 
 class NotWritable(Error):
-    """A place cannot be written: rights, a read-only mount, or a missing parent."""
+    """A location cannot be written: rights, a read-only mount, or a missing parent."""
 
 
 class StorageUnreachable(Error):
@@ -87,7 +87,7 @@ class LeaseHeld(Error):
 
 
 class Filing(Error):
-    """A gateway is storing files in `$cmroot` and does not finish; no removal is possible meanwhile."""
+    """A gateway is storing files in `$cmroot` and does not finish; no removal is possible until then."""
 
     exit_code = 75
     transient = True
@@ -104,7 +104,7 @@ class KeepError(Error):
 
 
 class Protected(KeepError):
-    """A place is inside of a `$cmroot`, or contains one: it is never moved or removed."""
+    """A location is inside of a `$cmroot`, or contains one: it is never moved or removed."""
 
     exit_code = 6
 

@@ -93,10 +93,10 @@ def new_holder(epoch: int, purpose: str, now: float, token: str = "", expires: f
 def held_by(root: str, holder: Holder | None) -> LeaseHeld:
     """Returns the error that names the holder of the lease; None: not known yet."""
     if holder is None:
-        return LeaseHeld(f"{root}: another run is taking the lease", hint="wait for it to end, then run again")
+        return LeaseHeld(f"{root}: another run is acquiring the lease", hint="wait for it to end, then run again")
     return LeaseHeld(
         f"{root}: held by process {holder.pid} on {holder.host} since {holder.since} to {holder.purpose}",
-        hint=f"wait for it to end; if it hangs, end process {holder.pid} on {holder.host}: the lease frees itself",
+        hint=f"wait for it to end; if it hangs, kill process {holder.pid} on {holder.host}: the lease is then released",
     )
 
 
@@ -107,7 +107,9 @@ def decode_holder(data: bytes, path: str) -> Holder | None:
     try:
         holder = msgspec.json.decode(data, type=Holder)
     except UNREADABLE as error:
-        raise FormatError(f"{path}: {error}", hint="no run may hold the lease; then remove this file") from error
+        raise FormatError(
+            f"{path}: {error}", hint="make sure that no run holds the lease, then remove this file"
+        ) from error
     if holder.version != 1:
         raise FormatError(f"{path}: version {holder.version}, this release knows 1", hint="use the newer release")
     return holder
@@ -417,7 +419,7 @@ def _probe(root: Place, now: Callable[[], float]) -> float:
         written = file_state(str(probe)).mtime_ns
         if not created or probe.create_exclusive(b"2"):
             raise NotWritable(
-                f"{root}: the store accepts a conditional write twice, so a lease would exclude nobody",
+                f"{root}: the store accepts a conditional write twice, so a lease would exclude no other run",
                 hint="use a store with conditional writes, or put $cmroot elsewhere",
             )
         return moment - written / 1e9 if written else 0.0

@@ -22,7 +22,7 @@ _OPS = pa.array(["add", "remove", "release"])
 LARGEST = (1 << 63) - 1
 """The largest valid position, event id and size: columns of file entries have 64 bits."""
 
-HINT = "it was damaged or made by somebody else: nothing of it is used; take it anew from its source"
+HINT = "it is damaged, or another program wrote it; nothing of it is used: get it again from its source"
 
 
 def is_below(path: str) -> bool:

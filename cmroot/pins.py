@@ -83,7 +83,7 @@ class Pins:
             raise FormatError(
                 f"{', '.join(self.damaged)}: damaged or missing, so the files that it "
                 "protects are unknown, and nothing may be removed",
-                hint="restore it from a copy of the root; if it is not needed, drop the pin by its name, or make the"
+                hint="restore it from a copy of the root; if it is not needed, drop the pin by its name, or create the"
                 " directory again",
                 details={"damaged": self.damaged},
             )
@@ -128,9 +128,9 @@ def confirm_slot(
         )
     if position < slot.position and not back:
         raise PinError(
-            f"slot {name}: is at position {slot.position} and cannot move back to {position}: what lies between is not"
-            " protected any more",
-            hint="confirm a later position, or say that it may go back",
+            f"slot {name}: is at position {slot.position} and cannot move back to {position}: the positions between"
+            " are no longer protected",
+            hint="confirm a later position, or allow it to move back",
         )
     of = slot.scopes if scopes is None else scopes
     confirmed = msgspec.structs.replace(
@@ -243,7 +243,7 @@ def _create(root: str, pin: Pin) -> None:
     place = _place(root, type(pin), pin.name)
     guard_names(root, _DIRECTORY[type(pin)])  # a lost directory must not be created again as if it had been empty
     if not place.create_exclusive(seal(_FORMAT[type(pin)], pin)):
-        raise PinError(f"{_WORD[type(pin)]} {pin.name}: it exists already", hint="choose another, or drop it first")
+        raise PinError(f"{_WORD[type(pin)]} {pin.name} already exists", hint="choose another, or drop it first")
 
 
 def _write(root: str, pin: Pin) -> None:
@@ -273,7 +273,7 @@ def _drop(root: str, kind: type[Pin], name: str) -> None:
 
 def _unknown(root: str, kind: type[Pin], name: str) -> PinError:
     known = ", ".join((Place(root) / _DIRECTORY[kind]).list()) or "none"
-    return PinError(f"{_WORD[kind]} {name}: it does not exist", hint=f"there are: {known}")
+    return PinError(f"{_WORD[kind]} {name} does not exist", hint=f"existing: {known}")
 
 
 def _whole(root: str, kind: type[P]) -> list[P]:

@@ -111,7 +111,7 @@ def look(task: AlternateSourceTask) -> tuple[dict[str, Any], str]:
     """Returns the row, and why the location it came from does not have these bytes; "" if it does."""
     row = task.row
     if not row["location"]:
-        return row, "it is not known where it was kept from"
+        return row, "its original location is not known"
     place = join(row["location"], row["path"])
     try:
         if located(place).size() == row["size"] and checksum_at(place) == (row["checksum"], row["size"]):
@@ -133,9 +133,9 @@ def check_versions(task: VersionTask) -> list[RootFinding]:
                 continue
             wrong = "has another size"
         except FileNotFoundError:
-            wrong = "is gone"
+            wrong = "no longer exists"
         except (Error, OSError) as error:
-            wrong = f"cannot be asked for: {error}"
+            wrong = f"cannot be queried: {error}"
         findings.append(
             RootFinding(
                 "version",
@@ -225,7 +225,7 @@ def _tell(root: str, absent: _Absent, engine: Workers, found: RootFindings) -> N
         elif content in found.damaged:
             before = found.damaged[content]
             needed = "" if row["reason"] in GOING else row["reason"]
-            repair = f"{before.repair}; {_again(row, elsewhere) if needed else 'nobody needs the bytes of its name'}"
+            repair = f"{before.repair}; {_again(row, elsewhere) if needed else 'the bytes of its name are not needed'}"
             found.damaged[content] = msgspec.structs.replace(before, repair=repair, needed_by=needed)
     found.add_untold("missing", absent.missing - reported)
 
@@ -235,7 +235,7 @@ def _missing(root: str, row: dict[str, Any], elsewhere: str) -> RootFinding:
     return RootFinding(
         "missing",
         locate(root, row["checksum"], row["size"]),
-        f"{content_name(row['checksum'], row['size'])} is not there; it was kept from {place}",
+        f"{content_name(row['checksum'], row['size'])} does not exist; it was kept from {place}",
         _again(row, elsewhere),
         row["reason"],
     )

@@ -116,7 +116,7 @@ def refuse_other(place: Place) -> None:
     if place.list():
         raise NotWritable(
             f"{place}: not empty, and not a {KIND} (it has no {FORMAT})",
-            hint="choose an empty directory, or one that a run before made",
+            hint="choose an empty directory, or one that an earlier run created",
         )
 
 
@@ -129,7 +129,7 @@ def guard_names(place: str, guard: str) -> list[str]:
     if not there and guard in _made(directory.parent):
         raise FormatError(
             f"{directory}: missing, so the files that it protects are unknown, and nothing may be removed",
-            hint=f"restore it from a copy of the root; if nobody needs what it had, make {_empty(directory)}",
+            hint=f"restore it from a copy of the root; if its content is not needed, create {_empty(directory)}",
             details={"damaged": [str(directory)]},
         )
     return [name for name in names if not name.startswith(".")]
@@ -191,7 +191,7 @@ def looked_at(place: str) -> Iterator[tuple[ChangeRoot, str]]:
         return
     refuse_other(at)
     with scratch("root") as here:
-        yield create_or_open(join(str(here), "root")), f"{at}: no $cmroot yet; the first run makes it"
+        yield create_or_open(join(str(here), "root")), f"{at}: no $cmroot yet; the first run creates it"
 
 
 # ---- sealed ----------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def unseal(data: bytes, kind: type[T], format: str, path: str, hint: str) -> T:
                 f"{path}: version {file.version}, this release knows {VERSION}", hint="use the release that wrote it"
             )
         if xxhash.xxh3_128_hexdigest(bytes(file.body)) != file.xxh3_128:
-            raise FormatError(f"{path}: damaged: its checksum is another", hint=hint)
+            raise FormatError(f"{path}: damaged: its checksum differs", hint=hint)
         return msgspec.json.decode(file.body, type=kind)
     except UNREADABLE as error:
         raise FormatError(f"{path}: damaged: {error}", hint=hint) from error

@@ -130,11 +130,11 @@ class SparkMissing(Error):
 
 
 class MetastoreStartError(Error):
-    """The embedded metastore did not start; the message carries its log's last lines."""
+    """The embedded metastore did not start; the message contains the last lines of its log."""
 
 
 class BootstrapNeeded(Error):
-    """Needed events are gone: an incremental dump or load cannot be exact, a bootstrap is needed."""
+    """Needed events no longer exist: an incremental dump or load cannot be exact, a bootstrap is needed."""
 
     exit_code = 5
 
@@ -150,7 +150,7 @@ class Refused(Error):
 
 
 class DatabaseMoved(Refused):
-    """The metastore has made a database at another location than it was asked for."""
+    """The metastore created a database at another location than requested."""
 
 
 class NotReached(Error):
@@ -175,21 +175,21 @@ class StoreUnreachable(Error):
 
 
 class SourceUnreachable(Error):
-    """A database that tables come from does not answer, or went away in the middle. Nothing of the attempt is kept."""
+    """A source database does not answer, or the connection broke. Nothing of the attempt is kept."""
 
     exit_code = 75
     transient = True
 
 
 class SourceLocked(Error):
-    """A table of a source is locked by somebody else, or the source chose this reader to end a deadlock."""
+    """A table of a source is locked by another session, or the source chose this reader to end a deadlock."""
 
     exit_code = 75
     transient = True
 
 
 class SourceRefused(Error):
-    """A source refuses what it is asked: credentials, rights, or a column that cannot be used in this way."""
+    """A source refuses a request: credentials, rights, or a column that cannot be used in this way."""
 
 
 class SourceMissing(SourceRefused):
@@ -197,7 +197,7 @@ class SourceMissing(SourceRefused):
 
 
 class TypeRefused(SourceRefused):
-    """A column's type, or a value in it, has no place in the warehouse; the message names the column."""
+    """A column's type, or a value in it, cannot be stored in the warehouse; the message names the column."""
 
 
 class FilesMissing(Error):

@@ -98,7 +98,7 @@ def _remove_at(
     single = "" in rows["path"].to_pylist()  # the location is a file
     there = [old for old in old_versions(location, named=single) if (old.path, old.version) in wanted]
     if not there and (why := why_versions_unseen(location)):
-        raise NotWritable(f"{location}: {why}", hint="allow it, or expire without versions")
+        raise NotWritable(f"{location}: {why}", hint="grant this permission, or expire without versions")
     for start in range(0, len(there), BATCH):
         some = there[start : start + BATCH]
         with removing(root, now=now):

@@ -241,7 +241,7 @@ def plan_expiry(
     """
     began = time.monotonic()
     if older_than < timedelta(0):
-        raise Error(f"a retention of {older_than} is in the future", hint="give how long ago, such as 7d")
+        raise Error(f"a retention of {older_than} is negative", hint="give an age such as 7d")
     moment = now()
     pins = read_pins(root).whole()
     log = segments(root)

@@ -63,7 +63,8 @@ class PlanDirectory:
                     yield from pq.ParquetFile(file).iter_batches(_ROWS, columns=columns)
             except FileNotFoundError as error:
                 raise Superseded(
-                    f"{self.place}: the plan is gone, another expiry has discarded it", hint="run the command again"
+                    f"{self.place}: the plan no longer exists: another expiry discarded it",
+                    hint="run the command again",
                 ) from error
 
     def discard(self) -> None:
@@ -300,8 +301,8 @@ def _begun(root: str, position: int) -> pa.Array:
     log = segments(root)
     if (log[-1].last if log else 0) < position:
         raise FormatError(
-            f"{root}: the log ends before position {position}, where it ended when the plan was made",
-            hint="somebody replaced the log: check the root, then run the command again",
+            f"{root}: the log ends before position {position}, its end when the plan was created",
+            hint="the log was replaced: check the root, then run the command again",
         )
     found, rows = [_NO_KEYS], 0
     for segment in log:
@@ -314,8 +315,8 @@ def _begun(root: str, position: int) -> pa.Array:
             rows += len(keys)
             if rows > MANY:
                 raise Superseded(
-                    f"{root}: more than {MANY:,} references have begun since the plan was made",
-                    hint="run the same command again: it makes a new plan",
+                    f"{root}: more than {MANY:,} references have begun since the plan was created",
+                    hint="run the same command again: it creates a new plan",
                 )
     return pa.concat_arrays(found).unique()
 

@@ -328,7 +328,7 @@ def read_rows(source: FileRows) -> Iterator[pa.Table]:
                 check_entries(rows, source.place, pending=source.pending)
                 yield rows
     except FileNotFoundError as error:
-        raise Superseded(f"{source.place}: gone while it was to be read", hint="run the same command again") from error
+        raise Superseded(f"{source.place}: deleted before it was read", hint="run the same command again") from error
 
 
 def _select(table: pa.Table) -> pa.Table:

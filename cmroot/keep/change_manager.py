@@ -28,7 +28,7 @@ _LONGEST = 254
 """Maximum length of a name in the metastore's root, in bytes; the metastore truncates longer names."""
 
 
-_IN_ZONE = "lies in an encryption zone, out of which the metastore cannot move files"
+_IN_ZONE = "is in an encryption zone, out of which the metastore cannot move files"
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class ChangeManager:
 def why_no_native(manager: ChangeManager | None, location: str) -> str:
     """Returns "" if the metastore retains files that it drops at a location and they can be read; else the reason."""
     if scheme(location) not in SCHEMES:
-        return "the metastore recognizes files by the checksums of HDFS, which other stores lack"
+        return "the metastore recognizes files by HDFS checksums, which other stores do not have"
     if manager is None:
-        return "no metastore was asked"
+        return "no metastore was queried"
     if manager.why_not:
         return manager.why_not
     root = manager.root_for(location)
@@ -117,5 +117,5 @@ def _found(path: str, version: str) -> Place:
         if place.exists():
             return place
     if hdfs_checksum(path) != checksum:
-        raise FileNotFoundError(f"{path}: {root} does not have it, and it holds other bytes by now")
+        raise FileNotFoundError(f"{path}: {root} does not have it, and its content has changed")
     return Place(path)

@@ -87,7 +87,7 @@ def opened(path: str) -> Iterator[int]:
 def unsteady(path: str) -> KeepError:
     return KeepError(
         f"{path}: changed while it was read, {ATTEMPTS} times in a row",
-        hint="a writer has it open; the next run takes it up again once the writer is done",
+        hint="a writer has it open; the next run tries again once the writer has finished",
     )
 
 
@@ -182,7 +182,7 @@ def _link_incoming(root: str, staged: str, kept: Kept) -> None:
                     raise
                 os.rename(staged, final)  # links are unavailable: a rename replaces equal bytes at worst
                 return
-    raise KeepError(f"{staged}: could not be given its name {final}", hint="run the same command again")
+    raise KeepError(f"{staged}: could not be renamed to {final}", hint="run the same command again")
 
 
 def _renew(root: str, final: str, descriptor: int, kept: Kept) -> None:

@@ -58,7 +58,7 @@ from cmroot.store.place import Place, is_local, join, local_path, normal, refuse
 from cmroot.store.spelling import naming
 
 THREADS = 8
-LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"
+LEFT = "it remains unchanged, and captures wait for it: inspect it, then move it away"
 _BATCH = 64  # files that a thread retains in a row
 
 log = logging.getLogger(__name__)
@@ -185,8 +185,8 @@ class Intercept:
                 self._forget()
                 return
         raise KeepError(
-            f"{self.journal.db}.{self.journal.table}: files keep appearing in what was dropped",
-            hint="end their writer; the taking is finished then",
+            f"{self.journal.db}.{self.journal.table}: files keep appearing in the dropped directories",
+            hint="stop their writer; the intercept is then completed",
         )
 
     # ---- keeping --------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Intercept:
             found = []
             for path, key in some:
                 if stopped is not None and stopped.is_set():
-                    raise KeepError(f"{place}: stopped before all of it was kept")
+                    raise KeepError(f"{place}: stopped before all of its files were kept")
                 with contextlib.suppress(FileNotFoundError):  # vanished, as files in a live table do
                     found.append((key, keep_safely(keeper, self.root, path)))
             return found
@@ -309,7 +309,7 @@ def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, 
         if journal is None:
             continue
         if why := flaw(journal, name) or refuse(place, journal):
-            log.warning("%s is not followed: %r; %s", join(place, JOURNAL), why, LEFT)
+            log.warning("%s is not applied: %r; %s", join(place, JOURNAL), why, LEFT)
             continue
         found.append(Intercept(root, journal, live=False))
     return sorted(found, key=lambda intercept: (intercept.journal.before_event, intercept.journal.created))

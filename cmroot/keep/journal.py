@@ -106,9 +106,13 @@ def read_journal(place: str) -> Journal | None:
     except FileNotFoundError:
         return None
     except UNREADABLE as error:
-        raise FormatError(f"{path}: {error}", hint="what it took is beside it: move it back by hand") from error
+        raise FormatError(
+            f"{path}: {error}", hint="the intercepted files are next to it: move them back by hand"
+        ) from error
     if journal.version != VERSION:
-        raise FormatError(f"{path}: version {journal.version}, this release knows {VERSION}", hint="use the newer one")
+        raise FormatError(
+            f"{path}: version {journal.version}, this release knows {VERSION}", hint="use the newer release"
+        )
     return journal
 
 
@@ -116,16 +120,16 @@ def flaw(journal: Journal, name: str) -> str:
     """Returns why a journal below `taking/<name>/` cannot be one written by a gateway: an entry that leads elsewhere,
     or an unknown state; "" for a valid one. Its locations must be checked by a caller that knows the warehouse."""
     if journal.id != name or not _ID.fullmatch(name):
-        return f"it says to be {journal.id!r}"
+        return f"it has another id: {journal.id!r}"
     if journal.state not in (INTERCEPTING, SENT, DONE):
-        return f"it has no known state: {journal.state!r}"
+        return f"it has an unknown state: {journal.state!r}"
     moved = [source.entry for source in journal.sources if source.entry]
     wrong = [entry for entry in moved if not _ENTRY.fullmatch(entry)]
     if wrong or len(set(moved)) < len(moved):
-        return f"it moves {wrong[0]!r}" if wrong else "it moves one entry to two places"
+        return f"it moves {wrong[0]!r}" if wrong else "it moves one entry to two locations"
     odd = [source.place for source in journal.sources if not _PLACE.match(source.place) or "\0" in source.place]
     if odd:
-        return f"{odd[0]!r} is no place"
+        return f"{odd[0]!r} is not a valid location"
     return ""
 
 
@@ -203,7 +207,7 @@ def read_entries(root: str, place: str) -> dict[str, Kept]:
     except FileNotFoundError:
         return {}  # all of this is done already
     except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path}: {error}", hint="remove it: no record will name these files then") from error
+        raise FormatError(f"{path}: {error}", hint="remove it: these files are then in no record") from error
     return {
         normal(join(row["location"], row["path"])): Kept(
             row["size"], row["mtime_ns"], row["identity"], "", row["checksum"], row["version"]
@@ -229,8 +233,8 @@ def keep_safely(keeper: Keeper, root: str, path: str) -> Kept:
     final = local_path(locate(root, kept.checksum, kept.size))
     if checksum_file(final) != (kept.checksum, kept.size):
         raise ChecksumMismatch(
-            f"{final}: holds other bytes than its name says, so {path} must not go",
-            hint="look at the disk for errors, remove the damaged file, then do the same again",
+            f"{final}: its content does not match its name, so {path} must not be deleted",
+            hint="check the disk for errors, remove the damaged file, then repeat the operation",
         )
     sync_name(final)
     return kept

@@ -76,7 +76,7 @@ def why_no_copy(root: str) -> str:
     try:
         files = Place(root) / "files"
         if files.local and not os.access(_nearest(files.local), os.W_OK | os.X_OK):
-            return f"{files}: this user may not write there"
+            return f"{files}: this user cannot write there"
         probe = Place(fresh_incoming(root, PROBE))
         probe.write_bytes(b"written to see whether this can be written\n")
         probe.remove_own()
@@ -218,7 +218,7 @@ def choose_keeper(
         case "version":
             reason = why_unversioned(example_location)
             if reason:
-                hint = "switch the bucket's versioning on"
+                hint = "enable the bucket's versioning"
                 raise _cannot(example_location, f"be kept by version: {reason}", hint)
             return _by_version(root, example_location, tell)
         case "snapshot":
@@ -233,7 +233,7 @@ def choose_keeper(
         case "auto":
             return _best(root, example_location, tell, snapshots)
     hint = "choose auto, link, version, snapshot, native, copy or none"
-    raise KeepError(f"there is no keeper {requested!r}", hint=hint)
+    raise KeepError(f"{requested!r} is not a keeper", hint=hint)
 
 
 def _best(
@@ -253,16 +253,16 @@ def _best(
     no_copy = why_no_copy(root)
     if no_copy:
         raise KeepError(
-            f"{location}: nothing that is dropped here could be kept in {root}: no link ({no_link}), no versions"
+            f"{location}: files dropped here could not be kept in {root}: no link ({no_link}), no versions"
             f" ({no_versions}), no copy ({no_copy})",
-            hint="make $cmroot writable, put it elsewhere, or switch the bucket's versioning on; --keeper none captures"
+            hint="make $cmroot writable, move it elsewhere, or enable the bucket's versioning; --keeper none captures"
             " without keeping anything",
         )
     if "not allowed" in no_versions:
         tell(f"{location}: files are copied into {root}: {no_versions}")
     elif is_local(root) and is_local(location):
         tell(
-            f"{location}: bytes are kept by copy, which takes their room a second time ({no_link}): put $cmroot on the "
+            f"{location}: bytes are kept by copy, which uses their space a second time ({no_link}): put $cmroot on the "
             "warehouse's own filesystem to keep them by hard link"
         )
     return CopyKeeper(root)
@@ -274,17 +274,18 @@ def _by_version(root: str, location: str, tell: Callable[[str], None]) -> Keeper
     except PermissionError:
         days = None
         tell(
-            f"{location}: nobody knows whether a rule of the bucket removes old versions (s3:GetLifecycleConfiguration)"
+            f"{location}: cannot check if a lifecycle rule of the bucket removes old versions"
+            " (s3:GetLifecycleConfiguration)"
         )
     if days is not None:
-        tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, whoever needs them")
+        tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, even if needed")
     return VersionKeeper(root)
 
 
 def _by_snapshot(location: str, snapshots: Callable[[str], SnapshotKeeper | str] | None) -> Keeper:
-    found = snapshots(location) if snapshots and scheme(location) in SCHEMES else "only HDFS has them"
+    found = snapshots(location) if snapshots and scheme(location) in SCHEMES else "only HDFS has snapshots"
     if isinstance(found, str):
-        hint = "hdfs dfsadmin -allowSnapshot DIRECTORY, and capture as its owner"
+        hint = "run hdfs dfsadmin -allowSnapshot DIRECTORY, and capture as its owner"
         raise _cannot(location, f"be kept by snapshot: {found}", hint)
     return found
 
@@ -294,12 +295,12 @@ def _by_metastore(location: str, tell: Callable[[str], None], manager: Callable[
     reason = why_no_native(said, location)
     if reason or said is None:
         hint = (
-            "set hive.repl.cm.enabled and hive.repl.cmrootdir of the metastore, and let this user read that directory"
+            "set hive.repl.cm.enabled and hive.repl.cmrootdir in the metastore, and let this user read that directory"
         )
         raise _cannot(location, f"be kept by the metastore: {reason}", hint)
     tell(
-        f"{location}: only what the metastore itself drops is kept, in {said.root_for(location)}, and removed there "
-        f"after {said.retain or 'its retention'} (hive.repl.cm.retain), whoever needs it"
+        f"{location}: only files dropped by the metastore itself are kept, in {said.root_for(location)}, and "
+        f"removed there after {said.retain or 'its retention'} (hive.repl.cm.retain), even if needed"
     )
     return NativeKeeper(said.root_for(location))
 

@@ -207,7 +207,7 @@ def refuse_link(path: str) -> None:
 
 
 def _linked(path: str) -> KeepError:
-    return KeepError(f"{path}: a symbolic link", hint="recycle what it leads to, or remove the link by hand")
+    return KeepError(f"{path}: is a symbolic link", hint="recycle its target, or remove the link by hand")
 
 
 def _put_back_link(entry: str) -> None:
@@ -282,7 +282,7 @@ def _file_entry(entry: _Entry, origin: str, record: Record) -> list[Recycled]:
             entry.let_go(path, one.kept)
         if entry.remove_emptied():
             return recycled
-    raise KeepError(f"{origin}: files keep appearing in it", hint="end their writer; the next sweep finishes this")
+    raise KeepError(f"{origin}: files keep appearing in it", hint="stop their writer; the next sweep completes this")
 
 
 def files_below(directory: str) -> list[str]:
@@ -354,8 +354,8 @@ def _recycle_by_copy(root: str, path: str, record: Record) -> Kept:
         final = locate(root, kept.checksum, kept.size)
         if checksum_file(final) != (kept.checksum, kept.size):
             raise ChecksumMismatch(
-                f"{final}: holds other bytes than its name says, so {path} was not removed",
-                hint="look at the disk for errors, remove the damaged file, then run the same command again",
+                f"{final}: its content does not match its name, so {path} was not removed",
+                hint="check the disk for errors, remove the damaged file, then run the same command again",
             )
         sync_name(final)
         record([Recycled(shown(path), kept)])

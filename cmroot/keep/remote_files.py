@@ -68,8 +68,8 @@ def keep_and_check(root: str, path: str) -> Kept:
     final = locate(root, kept.checksum, kept.size)
     if checksum_at(final) != (kept.checksum, kept.size):
         raise ChecksumMismatch(
-            f"{final}: holds other bytes than its name says, so {path} was not removed",
-            hint="look at the store for errors, remove the damaged file, then run the same command again",
+            f"{final}: its content does not match its name, so {path} was not removed",
+            hint="check the store for errors, remove the damaged file, then run the same command again",
         )
     return kept
 
@@ -252,7 +252,7 @@ class RenamedEntry:
                 if self._store.filesystem.client.recover_lease(self._store.key(path)):
                     return
             if time.monotonic() > deadline:
-                raise KeepError(f"{path}: is being written", hint="end its writer; the next sweep finishes this")
+                raise KeepError(f"{path}: is being written", hint="stop its writer; the next sweep completes this")
             time.sleep(_PAUSE)
 
 

@@ -110,16 +110,16 @@ def _compare(name: str, found: tuple[str, int], wanted: tuple[str, int]) -> None
     if found != wanted:
         raise ChecksumMismatch(
             f"{name}: holds {found[1]} bytes with xxh3_128 {found[0]}, not the {wanted[1]} bytes with {wanted[0]}",
-            hint="a check of the root lists what is damaged, and where the bytes may still be",
+            hint="a check of the root lists the damaged files, and where the bytes may still exist",
         )
 
 
 def _not_kept(root: str, checksum: str, size: int) -> KeepError:
     return KeepError(
         f"{root}: does not keep {content_name(checksum, size)}",
-        hint="it expired, or was never kept; finding it in the log tells where the source had it",
+        hint="it expired, or was never kept; find it in the log for its location at the source",
     )
 
 
 def _exists(to: str) -> Exists:
-    return Exists(f"{to}: there is a file already", hint="name another place, or say that it may be replaced")
+    return Exists(f"{to}: a file already exists", hint="choose another path, or allow its replacement")

@@ -84,7 +84,9 @@ def differences(directory: str, old: str, new: str = "") -> list[Difference]:
     except (KeyError, TypeError) as error:
         raise OSError(errno.EIO, f"WebHDFS: no snapshot diff: {error!r} is missing", directory) from None
     if not asked_for or any(_REPLACED in each.path + each.target for each in found):
-        raise OSError(errno.EIO, "WebHDFS: a snapshot diff of other snapshots, or names that are not text", directory)
+        raise OSError(
+            errno.EIO, "WebHDFS: a snapshot diff of other snapshots, or with names that are not UTF-8", directory
+        )
     return found
 
 

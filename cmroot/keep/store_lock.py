@@ -119,8 +119,8 @@ def _try(root: str, lock: int) -> bool:
 def _wait(root: str, deadline: float, seconds: float) -> None:
     if time.monotonic() > deadline:
         raise Filing(
-            f"{root}: bytes are being filed by a gateway, and have been for long",
-            hint="run the same command again later; if no gateway runs, start it once: it ends what was interrupted",
+            f"{root}: a gateway has been storing files for a long time",
+            hint="run the same command again later; if no gateway runs, start one once: it resolves interrupted drops",
         )
     time.sleep(seconds)
 

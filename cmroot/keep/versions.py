@@ -64,11 +64,11 @@ def why_unversioned(location: str) -> str:
     if scheme(location) in GCS:
         return why_no_generations(_filesystem(location), _bucket(location))
     if scheme(location) != "s3":
-        return "only S3 and GCS keep versions that this release can name"
+        return "only S3 and GCS versions are supported by this release"
     try:
         answer = _call(location, "get_bucket_versioning", Bucket=_bucket(location))
     except PermissionError:
-        return "not allowed to ask for the bucket's versioning (s3:GetBucketVersioning)"
+        return "no permission to read the bucket's versioning (s3:GetBucketVersioning)"
     except FileNotFoundError:
         return "the bucket does not exist"
     except OSError as error:
@@ -165,9 +165,9 @@ def drop_versions(versions: Sequence[OldVersion]) -> None:
         for refused in answer.get("Errors", ()):
             if refused.get("Code") != "NoSuchVersion":
                 raise NotWritable(
-                    f"{_bucket(place)}/{refused.get('Key')} at version {refused.get('VersionId')} may not be removed:"
+                    f"{_bucket(place)}/{refused.get('Key')} at version {refused.get('VersionId')} could not be removed:"
                     f" {refused.get('Message') or refused.get('Code')}",
-                    hint="allow s3:DeleteObjectVersion on the bucket, look for locks of its objects, or let a lifecycle"
+                    hint="allow s3:DeleteObjectVersion on the bucket, check its objects for locks, or let a lifecycle"
                     " rule remove old versions",
                 )
 
@@ -186,13 +186,13 @@ def why_versions_unseen(location: str) -> str:
                 next(generations(_filesystem(location), _bucket(location), ""), None)
         except NotWritable:
             without = why_unversioned(location) == UNVERSIONED
-            return "" if without else f"may not list the generations of {_bucket(location)} (storage.objects.list)"
+            return "" if without else f"generations of {_bucket(location)} cannot be listed (storage.objects.list)"
         except FileNotFoundError:
             pass
         return ""
     if scheme(location) in SCHEMES:
         top = snapshots_above(location)
-        return f"snapshots of {top} may have earlier contents, which nobody looks at" if top else ""
+        return f"snapshots of {top} may have earlier contents, which are not checked" if top else ""
     if scheme(location) != "s3":
         return ""
     try:
@@ -200,7 +200,7 @@ def why_versions_unseen(location: str) -> str:
             _call(location, "list_object_versions", Bucket=_bucket(location), MaxKeys=1)
     except NotWritable:
         without = why_unversioned(location) == UNVERSIONED
-        return "" if without else f"may not list the versions of {_bucket(location)} (s3:ListBucketVersions)"
+        return "" if without else f"versions of {_bucket(location)} cannot be listed (s3:ListBucketVersions)"
     except OSError as error:
         if error.errno not in (errno.ENOENT, *_NOT_KNOWN_THERE):
             raise
@@ -250,7 +250,7 @@ class VersionKeeper:
             return keep_object(self.root, path)
         except NotWritable as error:
             raise KeepError(
-                f"{path}: may not be read at its version {version}: {error.message}",
+                f"{path}: cannot be read at its version {version}: {error.message}",
                 hint=f"allow {_READING[scheme(path) in GCS]} on the bucket, or choose the copy keeper",
             ) from error
         return Kept(size, state.mtime_ns, state.identity, ALGORITHM, checksum, version)

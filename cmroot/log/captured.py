@@ -166,7 +166,7 @@ class SegmentWriter:
         if not over and before and before[-1].last + 1 != first_position:
             raise FormatError(
                 f"{root}: the log ends at position {before[-1].last}, a segment cannot begin at {first_position}",
-                hint="another writer has been here: read the log again",
+                hint="another process has written to the log: read it again",
             )
         self._root = root
         self._over = over

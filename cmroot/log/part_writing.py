@@ -170,7 +170,7 @@ class LinesWriter(_PartWriter):
 
     def write(self, line: bytes) -> None:
         if b"\n" in line:
-            raise FormatError(f"{self._name}: a line with a line end in it: {line[:80]!r}", hint="report this as a bug")
+            raise FormatError(f"{self._name}: a line contains a line break: {line[:80]!r}", hint="report this as a bug")
         if len(line) > LINE_BYTES:
             raise too_long(self._name, self.rows + 1)
         self._pending += line

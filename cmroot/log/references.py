@@ -53,7 +53,7 @@ class Intercepted:
                 return rows
         except (pa.ArrowException, OSError) as error:
             raise FormatError(
-                f"{self.place}: {error}", hint="remove it: the bytes stay kept, the record will not name them"
+                f"{self.place}: {error}", hint="remove it: the bytes are still kept, but in no record"
             ) from error
 
 
@@ -110,7 +110,7 @@ def _journals(root: str) -> Iterator[_Journal]:
             continue  # decided concurrently
         except UNREADABLE as error:
             raise FormatError(
-                f"{journal}: {error}", hint="start the gateway on this root once: it puts it right"
+                f"{journal}: {error}", hint="start the gateway on this root once: it repairs this"
             ) from error
 
 
@@ -177,7 +177,7 @@ def sources(root: str, log: list[Segment]) -> list[FileRows | Listable]:
     then unknown, and nothing may be removed."""
     if log and log[0].first > 1:
         raise FormatError(
-            f"{log[0].place}: the log begins at position {log[0].first}, so what was there before is not known",
+            f"{log[0].place}: the log begins at position {log[0].first}, so earlier references are not known",
             hint="restore the missing segments from a copy of the root; until then nothing can expire",
         )
     found: list[FileRows | Listable] = [Listable(prefixes(root))]
@@ -252,7 +252,7 @@ def _entries(source: FileRows) -> Iterator[pa.Table]:
                 check_entries(rows, source.place, pending=source.pending)
                 yield rows
     except FileNotFoundError as error:
-        raise Superseded(f"{source.place}: gone while it was to be read", hint="run the same command again") from error
+        raise Superseded(f"{source.place}: deleted before it was read", hint="run the same command again") from error
 
 
 def _row_groups(place: str) -> int:
@@ -260,7 +260,7 @@ def _row_groups(place: str) -> int:
         with Place(place).open_read() as file, reading(place):
             return int(pq.ParquetFile(file).metadata.num_row_groups)
     except FileNotFoundError as error:
-        raise Superseded(f"{place}: gone while it was to be read", hint="run the same command again") from error
+        raise Superseded(f"{place}: deleted before it was read", hint="run the same command again") from error
 
 
 def _named(aggregated: pa.Table) -> pa.Table:

@@ -89,7 +89,7 @@ def read_marker(path: str, format: str, version: int) -> Marker:
         data = Place(path).read_bytes()
     except FileNotFoundError as error:
         raise FormatError(
-            f"{path}: missing, so nothing beside it counts", hint="it is unfinished: run again"
+            f"{path}: missing, so the files next to it are not used", hint="its directory is unfinished: run again"
         ) from error
     try:
         found = msgspec.json.decode(data, type=_Versioned)
@@ -111,18 +111,18 @@ def _check_parts(parts: list[Part], path: str) -> None:
     seen = set()
     for part in parts:
         if part.name in seen:
-            raise foreign(path, "part", part.name, "is named twice")
+            raise foreign(path, "part", part.name, "is listed twice")
         seen.add(part.name)
         if part.kind not in (LINES, PARQUET):
             raise foreign(path, f"the kind of part {part.name}", part.kind, f"is neither {LINES} nor {PARQUET}")
         if part.rows < 0 or part.size < 0:
-            raise foreign(path, f"rows and size of part {part.name}", (part.rows, part.size), "are no counts")
+            raise foreign(path, f"rows and size of part {part.name}", (part.rows, part.size), "are not valid counts")
         if not is_checksum(part.xxh3_128):
-            raise foreign(path, f"the checksum of part {part.name}", part.xxh3_128, "is none")
+            raise foreign(path, f"the checksum of part {part.name}", part.xxh3_128, "is not a checksum")
 
 
 def damaged(path: str, what: str) -> FormatError:
-    return FormatError(f"{path}: {what}", hint="restore it from a copy, or make its directory again")
+    return FormatError(f"{path}: {what}", hint="restore it from a copy, or create its directory again")
 
 
 LINE_BYTES = 256 << 20
@@ -160,7 +160,7 @@ class PartsReader:
                 number += 1
                 yield line
             if rows is not None and number != rows:
-                raise damaged(path, f"has {number} lines, the marker says {rows}")
+                raise damaged(path, f"has {number} lines, but {rows} according to the marker")
 
     def batches(self, name: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Yields the row groups of a Parquet part as record batches, one at a time. Verifies the part's checksum first,
@@ -195,7 +195,7 @@ class PartsReader:
         if (checksum, size) != (part.xxh3_128, part.size):
             raise damaged(
                 self.path(part.name),
-                f"has {size} bytes with checksum {checksum}, the marker says {part.size} and {part.xxh3_128}",
+                f"has {size} bytes with checksum {checksum}, but {part.size} and {part.xxh3_128} in the marker",
             )
         self._whole.add(name)
 
@@ -203,7 +203,7 @@ class PartsReader:
         try:
             return Place(self.path(name)).open_read()
         except FileNotFoundError as error:
-            raise damaged(self.path(name), "is missing, and the marker names it") from error
+            raise damaged(self.path(name), "is missing, but the marker lists it") from error
 
 
 @contextlib.contextmanager
@@ -237,13 +237,13 @@ def _gunzip_lines(file: BinaryIO, path: str) -> Iterator[bytes]:
         if gunzip.eof:
             break
     if not gunzip.eof or gunzip.unused_data or file.read(1) or length:
-        raise damaged(path, "does not end where its content does")
+        raise damaged(path, "is truncated, or has data after its end")
 
 
 def too_long(path: str, number: int) -> FormatError:
     return FormatError(
         f"{path}: line {number} is longer than {LINE_BYTES >> 20} MiB",
-        hint="no record of a metastore is: it was damaged or made by somebody else",
+        hint="no metastore record is that long: the file is damaged, or another program wrote it",
     )
 
 
@@ -310,7 +310,7 @@ class Segment:
         with self._present():
             reader = PartsReader(self.place, MARKER, format=FORMAT, version=VERSION)
         if (reader.metadata.get("first"), reader.metadata.get("last")) != (self.first, self.last):
-            raise damaged(join(self.place, MARKER), "names other positions than its directory")
+            raise damaged(join(self.place, MARKER), "has other positions than the name of its directory")
         return reader
 
     @property

@@ -128,7 +128,7 @@ HIDDEN = 900
 
 _TESTING = "s3:TestEvent"
 _TOGETHER = 10  # messages in one request: the limit of SQS
-_AWAY = "see whether the queue's address is right and answers, then run again; without the queue all is listed"
+_AWAY = "check the queue's address, and that it answers; then run again. Without the queue, everything is listed"
 _REGION = re.compile(r"sqs[.-]([a-z0-9-]+)\.amazonaws\.")
 
 
@@ -223,7 +223,7 @@ def why_not_all(place: str, arn: str) -> str:
     try:
         said = remote_store(place).filesystem.call_s3("get_bucket_notification_configuration", Bucket=bucket)
     except OSError as error:
-        return f"its notifications may not be looked at (s3:GetBucketNotification): {error.strerror or error}"
+        return f"its notification configuration cannot be read (s3:GetBucketNotification): {error.strerror or error}"
     sent = {
         event
         for each in said.get("QueueConfigurations", ())

@@ -194,7 +194,7 @@ def _write(target: int, block: memoryview) -> None:
     while written < len(block):  # a full disk writes a part, then fails
         more = os.write(target, block[written:])
         if more == 0:
-            raise NoSpace("a write took no bytes", hint="free space, then run the same command again")
+            raise NoSpace("a write stored no bytes", hint="free space, then run the same command again")
         written += more
 
 

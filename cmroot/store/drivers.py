@@ -47,7 +47,7 @@ def use(endpoints: Mapping[str, Endpoint]) -> None:
     for store in endpoints:
         bucket, below = split_authority(store)
         if scheme(store) != "s3" or below.strip("/") or not bucket.partition("://")[2]:
-            raise UnknownPlace(f"stores: {store!r} is no bucket of S3", hint='write [stores."s3a://BUCKET"]')
+            raise UnknownPlace(f"stores: {store!r} is not an S3 bucket", hint='write [stores."s3a://BUCKET"]')
     if endpoints or _INHERITED:
         os.environ[VARIABLE] = as_text(endpoints) if endpoints else _INHERITED
     else:
@@ -107,7 +107,7 @@ def filesystem_of(process: int, store: str, endpoints: str) -> Any:
         return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True, **options)[0]
     except (ImportError, ValueError) as error:
         extra = _EXTRAS.get(kind)
-        hint = f"pip install 'replicator[{extra}]', or mend the URL" if extra else "install its driver, or mend the URL"
+        hint = f"pip install 'replicator[{extra}]', or fix the URL" if extra else "install its driver, or fix the URL"
         raise UnknownPlace(f"{store}: {error}", hint=hint) from error
 
 
@@ -130,8 +130,8 @@ class AzureBlobs(AzureBlobFileSystem):  # type: ignore[misc]
         answers = str(made.service_client.account_name)
         if asked and asked != answers:
             raise UnknownPlace(
-                f"{place}: AZURE_STORAGE_CONNECTION_STRING is of the account {answers}",
-                hint="name its account in the URL, or let AZURE_STORAGE_ACCOUNT_KEY, a SAS or an identity open both",
+                f"{place}: AZURE_STORAGE_CONNECTION_STRING is for account {answers}",
+                hint="use this account in the URL, or access both by AZURE_STORAGE_ACCOUNT_KEY, a SAS or an identity",
             )
         return made
 
@@ -207,7 +207,7 @@ def why_no_generations(filesystem: Any, bucket: str) -> str:
     except FileNotFoundError:
         return "the bucket does not exist"
     except PermissionError:
-        return "not allowed to ask for the bucket's versioning (storage.buckets.get)"
+        return "no permission to read the bucket's versioning (storage.buckets.get)"
     return "" if said.get("versioning", {}).get("enabled") else UNVERSIONED
 
 

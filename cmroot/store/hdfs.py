@@ -54,7 +54,7 @@ _KMS_REFUSED = re.compile(r"KMS request failed \((?:40[13])\b.*")
 _KMS = ("KMS HTTP error", "KMS request failed")
 """Errors of an encryption zone's key server, which the client queries for the key of each file it reads or creates."""
 
-_NO_DATANODE = "none of the DataNodes that have this block, or are to have it, answers"
+_NO_DATANODE = "no DataNode that has this block, or is to store it, answers"
 
 _BLOCK = 1 << 20
 
@@ -72,9 +72,9 @@ def told() -> Iterator[None]:
         if error.errno is None and (found := _SYSTEM.search(str(error))):
             raise OSError(int(found[1]), str(error)) from None
         if error.errno is None and _GONE in str(error):
-            simple = "" if kerberized() else ", or wants Kerberos, which HADOOP_CONF_DIR does not say"
+            simple = "" if kerberized() else ", or requires Kerberos, which HADOOP_CONF_DIR does not configure"
             raise ConnectionResetError(
-                errno.ECONNRESET, f"the NameNode went away{simple}: {_first_line(error)}"
+                errno.ECONNRESET, f"the NameNode closed the connection{simple}: {_first_line(error)}"
             ) from None
         raise
     except RuntimeError as error:
@@ -83,7 +83,7 @@ def told() -> Iterator[None]:
         if _BLOCKS in str(error):
             raise ConnectionAbortedError(errno.ECONNABORTED, _NO_DATANODE) from error
         if _NO_PROVIDER in str(error):
-            raise OSError(errno.ENOKEY, "is in an encryption zone, and no key server is known here") from error
+            raise OSError(errno.ENOKEY, "is in an encryption zone, and no key server is configured here") from error
         if refused := _KMS_REFUSED.search(str(error)):
             raise OSError(errno.ENOKEY, f"is in an encryption zone: {refused[0]}") from error
         if any(each in str(error) for each in _KMS):
@@ -118,8 +118,8 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
         except OSError as error:
             if "No NameNode hosts" not in str(error):
                 raise
-            hint = "name its NameNodes in the hdfs-site.xml of HADOOP_CONF_DIR (dfs.ha.namenodes.*), also on executors"
-            raise UnknownPlace(f"{url}: is a name service that no configuration names", hint=hint) from error
+            hint = "list its NameNodes in the hdfs-site.xml of HADOOP_CONF_DIR (dfs.ha.namenodes.*), also on executors"
+            raise UnknownPlace(f"{url}: this name service is not configured", hint=hint) from error
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:

@@ -78,7 +78,7 @@ def ask(path: str, operation: str, method: str = "GET", **parameters: str) -> di
         except urllib.error.URLError as error:
             standing = error.reason if isinstance(error.reason, OSError) else error
         except (http.client.HTTPException, ValueError) as error:
-            raise OSError(errno.EIO, f"WebHDFS: its answer to {operation} cannot be read: {error}", path) from None
+            raise OSError(errno.EIO, f"WebHDFS: the answer to {operation} cannot be read: {error}", path) from None
     raise standing or OSError(errno.ENODATA, "no NameNode is known", path)
 
 
@@ -231,7 +231,7 @@ def _understood(block: Block, answer: bytes) -> tuple[int, int]:
     checksum = dict(fields(found[3]))
     options, kind = dict(fields(checksum.get(5, b""))), checksum.get(4)
     if options.get(1) != _COMPOSITE or kind not in _NAMES or len(checksum[3]) != 4:
-        raise OSError(errno.EIO, f"block {block.number}: its DataNode knows no COMPOSITE-CRC")
+        raise OSError(errno.EIO, f"block {block.number}: its DataNode does not support COMPOSITE-CRC")
     return kind, int.from_bytes(checksum[3], "big")
 
 

@@ -232,8 +232,8 @@ def remove_uploads(filesystem: Any, prefix: str, *, before: float) -> int:
                 removed, right = removed + 1, LIST_UPLOADS
     except PermissionError as error:
         raise NotWritable(
-            f"{prefix}: {UNFINISHED}: this user may not look for them and end them ({right})",
-            hint=f"allow {LIST_UPLOADS} and {ABORT_UPLOADS}, or let a rule of the bucket end them",
+            f"{prefix}: {UNFINISHED}: this user has no permission to find and abort them ({right})",
+            hint=f"allow {LIST_UPLOADS} and {ABORT_UPLOADS}, or let a lifecycle rule of the bucket abort them",
         ) from error
     except OSError as error:
         if error.errno != errno.ENOSYS:

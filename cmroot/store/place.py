@@ -79,13 +79,15 @@ class Place:
         refuse_credentials(self.text)
         found = normal(self.text)
         if "\0" in found or ("/.." in found and "/../" in f"{found}/"):
-            raise UnknownPlace(f"{self.text!r}: has NUL or `..`, which may lead anywhere", hint="write it without")
+            raise UnknownPlace(
+                f"{self.text!r}: contains NUL or `..`, which may lead anywhere", hint="write it without them"
+            )
         object.__setattr__(self, "normal", found)
 
     def __truediv__(self, name: str) -> Place:
         """Returns the place with this name, or relative path, below. Raises UnknownPlace if it leads elsewhere."""
         if unsafe(name):
-            raise UnknownPlace(f"{self.text}: {name!r} cannot be the name of anything in it", hint=_FOREIGN)
+            raise UnknownPlace(f"{self.text}: {name!r} is not a valid name in it", hint=_FOREIGN)
         return Place(join(self.text, name))
 
     def __str__(self) -> str:
@@ -232,7 +234,7 @@ class Place:
         return self.local or self.text
 
 
-_FOREIGN = "it was damaged or made by somebody else: nothing of it is used"
+_FOREIGN = "the name is damaged, or from another program: nothing of it is used"
 
 
 # ---- resolve ---------------------------------------------------------------------------------------------------------
@@ -335,8 +337,8 @@ def _is_root(directory: str) -> bool:
 
 def _protected(place: str, root: str) -> Protected:
     return Protected(
-        f"{place}: lies around {root} or in it, and a change-management root is nobody's data",
-        hint="put $cmroot beside the tables, not among them; a table whose location is there is to get another",
+        f"{place}: contains {root} or is inside of it, and a change-management root is not table data",
+        hint="use a $cmroot outside of all tables; give another location to a table whose location is there",
     )
 
 

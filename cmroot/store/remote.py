@@ -79,7 +79,7 @@ class FsspecStore:
                     return self._create(path, data)
             if scheme(self.place) not in _CONDITIONAL:
                 raise NotWritable(
-                    f"{path}: no conditional write on {scheme(self.place)}:, so nothing here can be exclusive",
+                    f"{path}: {scheme(self.place)}: has no conditional write, so no file here can be exclusive",
                     hint="put leases and $cmroot on a local, HDFS, S3, GCS or Azure store",
                 )
             return self._create(path, data)

@@ -61,11 +61,11 @@ class Stream(io.RawIOBase):
                     return block
             except Exception as error:  # of the connection: each layer below has its own
                 if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and is_refused(error)):
-                    raise FileNotFoundError(f"{self._place}: went away while it was read") from error
+                    raise FileNotFoundError(f"{self._place}: was deleted or replaced while it was read") from error
                 broke = error
             self._drop()
         raise StorageUnreachable(
-            f"{self._place}: its answer broke off at byte {self._at}: {broke}", hint=AWAY
+            f"{self._place}: the answer ended early, at byte {self._at}: {broke}", hint=AWAY
         ) from broke
 
     def readinto(self, into: Any) -> int:
@@ -88,7 +88,7 @@ class Stream(io.RawIOBase):
         if answer["ETag"] != self.info["ETag"]:
             raise FileNotFoundError(self._place)
         if answer["ContentLength"] != left:
-            raise OSError(f"asked for {left} bytes, the store answers with {answer['ContentLength']}")
+            raise OSError(f"requested {left} bytes, the store returned {answer['ContentLength']}")
 
     def _drop(self) -> None:
         body, self._body = self._body, None
@@ -183,8 +183,8 @@ ABORT_UPLOADS = "s3:AbortMultipartUpload"
 LIST_VERSIONS = "s3:ListBucketVersions"
 REMOVE_VERSIONS = "s3:DeleteObjectVersion"
 
-UNFINISHED = "unfinished uploads of runs that were killed stay, and are paid for"
-TEMPORARY = "versions of temporary objects stay"
+UNFINISHED = "unfinished uploads of killed runs remain, and cost money"
+TEMPORARY = "versions of temporary objects remain"
 
 _UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a store for a request that it does not support."""

@@ -186,7 +186,7 @@ _NO_IDENTITY = frozenset({"azure.ClientAuthenticationError", "google.GoogleAuthE
         "TokenRetrievalError",
     )
 )
-AWAY = "look at the store, its endpoint and the network; run the same command again once it answers"
+AWAY = "check the store, its endpoint and the network; run the same command again once it answers"
 
 
 def _named(error: OSError, path: str) -> Error | None:
@@ -198,12 +198,13 @@ def _named(error: OSError, path: str) -> Error | None:
         case errno.EACCES | errno.EPERM:
             return NotWritable(what, hint=_ALLOW)
         case errno.EROFS:
-            return NotWritable(what, hint="the mount is read-only: remount it, or choose another place")
+            return NotWritable(what, hint="the mount is read-only: remount it, or choose another location")
         case errno.ENOTDIR:
-            return NotWritable(what, hint="a parent of this path is a file, not a directory: choose another place")
+            return NotWritable(what, hint="a parent of this path is a file, not a directory: choose another location")
         case errno.EINVAL if scheme(path) == "hdfs":
             return NotWritable(
-                what, hint="HDFS has no `:` in names: rename the file at the source, or exclude its table or partition"
+                what,
+                hint="HDFS allows no `:` in names: rename the file at the source, or exclude its table or partition",
             )
         case errno.ENOKEY:
             return NotWritable(what, hint=_KEY)
@@ -227,4 +228,4 @@ _KEY = (
     "name the key server in the core-site.xml of HADOOP_CONF_DIR, also on executors"
     " (hadoop.security.key.provider.path = kms://...), and let this user use the zone's key"
 )
-_ALLOW = "give this user the right to read and write there, or choose another place"
+_ALLOW = "give this user the right to read and write there, or choose another location"

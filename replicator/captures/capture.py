@@ -92,7 +92,7 @@ class CaptureSettings:
 
     def __post_init__(self) -> None:
         if self.scan_time is not None and not self.scan:
-            raise UsageError("--scan-time is about the scan, and --no-scan leaves that out", hint="give one of them")
+            raise UsageError("--scan-time limits the scan, and --no-scan skips it", hint="give only one of them")
 
 
 def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings, runtime: Runtime) -> Captured:
@@ -140,7 +140,8 @@ def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str
     for name in databases:
         if name not in existing and name not in known:
             raise ObjectNotFound(
-                f"database {name} does not exist in {source.uri}", hint=f"it has: {', '.join(sorted(existing)[:20])}"
+                f"database {name} does not exist in {source.uri}",
+                hint=f"existing databases: {', '.join(sorted(existing)[:20])}",
             )
     if databases and not everything:
         return [name for name in databases if name not in known]
@@ -224,7 +225,8 @@ class _Run:
     def _note_hole(self, last: int, following: int, *, repair: bool) -> None:
         if not repair:
             raise BootstrapNeeded(
-                f"events {last + 1} to {following - 1} of {self._source.uri} were cleaned before capture read them",
+                f"events {last + 1} to {following - 1} of {self._source.uri} were cleaned from the notification log "
+                "before capture read them",
                 hint="run `replicator capture --repair` (compares every captured table with the metastore and records "
                 "the differences), or dump without --since, which does the same; capture more often than "
                 "hive.metastore.event.db.listener.timetolive",

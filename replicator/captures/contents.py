@@ -142,16 +142,18 @@ class Contents:
             name = f"{db}.{table}/{partition}" if partition else f"{db}.{table}"
             known = self._log.manifest.table(db, table)
             if known is None or (partition and self._log.manifest.object(db, table, partition) is None):
-                raise UsageError(f"--empty {name}: is not captured", hint="name a table or partition of the source")
+                raise UsageError(
+                    f"--empty {name}: not captured", hint="name a captured table or partition of the source"
+                )
             self._log.report.warnings.append(
-                f"{name} was not declared empty: its directory exists, and determines its files"
+                f"{name} was not declared empty: its directory exists, and its files are those in it"
             )
 
     def _list_tasks(self, missing: list[tuple[DataObject, str]]) -> Iterator[ListTask]:
         """Yields listing tasks; objects that cannot be listed at all are appended to `missing`."""
 
         def failed(obj: DataObject, error: OSError) -> None:
-            missing.append((obj, f"its directory cannot be looked at: {error}"))
+            missing.append((obj, f"its directory cannot be accessed: {error}"))
 
         for objects in self._log.manifest.unlisted(LIST_BATCH):
             self._log.manifest.mark_listed(objects)
@@ -242,8 +244,8 @@ class Keepers:
             self._chosen[chosen] = self._choose(self._root, obj.location, requested)
             if requested != self._requested:
                 self._tell(
-                    f"{obj.db}.{obj.table} and other external tables are kept by {self._chosen[chosen].name}: since"
-                    " Hive 3 the metastore's change manager keeps files of managed tables only"
+                    f"files of {obj.db}.{obj.table} and other external tables are kept by {self._chosen[chosen].name}:"
+                    " since Hive 3 the metastore's change manager keeps only files of managed tables"
                 )
         return self._chosen[chosen]
 

@@ -406,11 +406,11 @@ _NO_ROOM = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE
 
 def _not_stored(path: Path, error: sqlite3.DatabaseError) -> Error:
     if error.sqlite_errorname in _NO_ROOM:  # SQLite reports quotas and file size limits as input/output errors
-        hint = "free space or raise the quota; if there is room, look at the disk for errors. Then run again"
+        hint = "free space or raise the quota; if there is space, check the disk for errors; then run again"
         return NoSpace(f"{path}: {error}", hint=hint)
     if "readonly" in str(error) or "unable to open" in str(error):
-        return NotWritable(f"{path}: {error}", hint="check the rights of the directory")
-    return FormatError(f"{path}: {error}", hint="remove it: it is folded again from the log")
+        return NotWritable(f"{path}: {error}", hint="check the permissions of the directory")
+    return FormatError(f"{path}: {error}", hint="delete it: it is rebuilt from the log")
 
 
 def manifest_path(root: ChangeRoot) -> Path:

@@ -81,10 +81,10 @@ def list_objects(task: ListTask) -> Listed:
             if listing is None and not known and not is_local(obj.location):
                 break  # a store without directories returns nothing if nothing was written yet
             if listing is None:
-                missing.append((obj, f"its directory {obj.location} is not there"))
+                missing.append((obj, f"its directory {obj.location} does not exist"))
                 break
             if obj.partition and listing.is_one_file:  # no server creates such a partition, but one may become so
-                missing.append((obj, f"its location {obj.location} is one file, and no directory"))
+                missing.append((obj, f"its location {obj.location} is a file, not a directory"))
                 break
             if _record(rows, index, obj, listing, known, task.keeper, tolerant=last_try):
                 directories += [

@@ -142,7 +142,9 @@ class Recording:
         self.report.keeper, self.report.databases = keeper, sorted(self.manifest.scope())
         self.report.status = INCOMPLETE if self.report.not_replicated else "captured"
         for struct, fields in self._source.unknown_fields().items():
-            self.report.warnings.append(f"the metastore sends fields of {struct} that would be lost: {fields}")
+            self.report.warnings.append(
+                f"the metastore sends unknown fields of {struct}, which would be lost: {fields}"
+            )
         if self._segment is not None:
             for rows in self.manifest.ended():
                 self._segment.append_files(rows)

@@ -99,7 +99,7 @@ class BucketNotices:
             try:
                 self._queues[bucket].remove(receipts)
             except (OSError, StorageUnreachable) as error:
-                self._tell(bucket, f"its messages could not be removed, and come again: {_said(error)}")
+                self._tell(bucket, f"its messages could not be deleted, and will be received again: {_said(error)}")
         self._taken = {}
 
     def abandoned(self) -> None:
@@ -109,7 +109,7 @@ class BucketNotices:
             try:
                 self._queues[bucket].give_back(receipts)
             except (OSError, StorageUnreachable) as error:
-                self._tell(bucket, f"its messages could not be given back: {_said(error)}")
+                self._tell(bucket, f"its messages could not be returned to the queue: {_said(error)}")
         self._taken = {}
 
     def _asked(self, bucket: str) -> list[str] | None:
@@ -145,15 +145,15 @@ class BucketNotices:
             taken += some.receipts
             keys.update(key for of, key in some.changed if of == name)
             others = {of for of, _ in some.changed if of != name}
-            strange = strange or (f"its queue has messages that are none of S3: {some.strange}" if some.strange else "")
-            strange = strange or (f"its queue has messages of {', '.join(sorted(others))}, too" if others else "")
+            strange = strange or (f"its queue has messages not sent by S3: {some.strange}" if some.strange else "")
+            strange = strange or (f"its queue also has messages of {', '.join(sorted(others))}" if others else "")
             if not some.receipts and not some.strange:
                 break
         return keys, strange
 
     def _tell(self, bucket: str, why: str) -> None:
         self._log.report.warnings.append(
-            f"{bucket}: all of it was listed, as notifications do not tell everything: {why}"
+            f"{bucket}: listed completely, because its notifications may be incomplete: {why}"
         )
 
 
@@ -164,11 +164,13 @@ def _said(error: OSError | StorageUnreachable) -> str:
 def _doubt(before: Trusted, url: str, standing: Standing, now: int) -> str:
     """Returns the reason why a queue may be missing changes since it was last drained; empty if there is none."""
     if (before.queue, before.created) != (url, standing.created):
-        return "its queue is another one"
+        return "its queue is not the one that was read before"
     if now - before.taken > standing.retention - MARGIN.total_seconds():
-        return f"its queue holds messages for {standing.retention} s, and was not read for about as long"
+        return f"its queue retains messages for {standing.retention} s, and was not read for about that long"
     if standing.hidden:
-        return f"{standing.hidden} of its messages are hidden: somebody else reads its queue, or a capture was killed"
+        return (
+            f"{standing.hidden} of its messages are hidden: another consumer reads its queue, or a capture was killed"
+        )
     return ""
 
 

@@ -59,7 +59,7 @@ class CaptureSnapshots:
 
     def why_not(self, top: str) -> str:
         """Returns the reason why snapshots of a directory cannot be compared; empty if they can."""
-        return "" if self._captures_open(split_authority(top)[0]) else f"{CAPTURES_OPEN} is not true, or not known"
+        return "" if self._captures_open(split_authority(top)[0]) else f"{CAPTURES_OPEN} is not true, or unknown"
 
     def of(self, top: str) -> str:
         """Returns the name of this capture's snapshot, creating it if necessary. Raises OSError if that fails."""
@@ -151,7 +151,9 @@ class SnapshotDiff:
         if self._begin:
             for top in [top for top in self._bases if top not in self._named]:
                 if error := silent.get(split_authority(top)[0]):
-                    self._tell(top, "every directory below was listed, as it does not say what is snapshottable", error)
+                    self._tell(
+                        top, "every directory below was listed: snapshottable directories cannot be queried", error
+                    )
                 else:
                     del self._bases[top]
         if self._bases or self._log.manifest.recall(_STATE):
@@ -178,7 +180,7 @@ class SnapshotDiff:
         try:
             return Named(differences(top, base, until))
         except OSError as error:
-            self._tell(top, "every directory below was listed, as its snapshots cannot be compared", error)
+            self._tell(top, "every directory below was listed: its snapshots cannot be compared", error)
             return None
 
     def _advanced(self, top: str, base: Base | None, named: Named | None, now: int) -> Named | None:
@@ -186,12 +188,12 @@ class SnapshotDiff:
         if not (named or self._begin):
             return None
         if reason := self._snapshots.why_not(top):
-            self._tell(top, f"no snapshot was compared with the next: {reason}")
+            self._tell(top, f"its snapshots were not compared: {reason}")
             return named
         try:
             fresh = self._snapshots.of(top)
         except OSError as error:
-            self._tell(top, "no snapshot could be made of it", error)
+            self._tell(top, "no snapshot of it could be created", error)
             return named
         if base and named is not None:
             named = self._since(top, base.name, fresh)

@@ -131,7 +131,7 @@ def _few(some: Sequence[Uncaptured]) -> Iterator[Uncaptured]:
         yield from some
         return
     first = some[0]
-    reason = f"{len(some):,} of its partitions cannot be seen, such as {first.partition}: {first.reason}"
+    reason = f"{len(some):,} of its partitions cannot be read, such as {first.partition}: {first.reason}"
     yield Uncaptured(first.db, first.table, reason, bytes=sum(each.bytes for each in some))
 
 
@@ -154,7 +154,7 @@ def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
     """Reports an object that has files with invalid names."""
     some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     files = "a file whose name is" if len(names) == 1 else f"{len(names)} files whose names are"
-    what = "no path" if any(unsafe(name.rstrip("/")) for name in names) else "not UTF-8"
+    what = "invalid as a path" if any(unsafe(name.rstrip("/")) for name in names) else "not UTF-8"
     return NotReplicated(f"{obj.db}.{obj.table}", f"it has {files} {what}: {some}", obj.partition)
 
 

@@ -354,7 +354,7 @@ class ScannedTables:
 
     def __str__(self) -> str:
         since = time_text(self.since)
-        until = f"; changes without an event from before {since} were found" if since else ""
+        until = f"; changes made without an event before {since} were found" if since else ""
         return f"{self.tables:,} of {count_text(self.of, 'table')}{until}"
 
 

@@ -14,7 +14,7 @@ from replicator.ingestion.ingestion_shown import AssetShown
 
 @click.group()
 def asset() -> None:
-    """Manage assets: a name, an owner, who may bring data in and who may read it, sources, a classification.
+    """Manage assets: name, owner, users who may land data and who may read it, sources, classification.
 
     \b
     Example: replicator asset create crm --owner olga --producer crm_producer --source crm
@@ -26,7 +26,7 @@ def asset() -> None:
 @json_option
 @pass_session
 def create(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Create an asset, or change one. Somebody else approves it with `replicator asset approve`.
+    """Create an asset, or change one. Another user approves it with `replicator asset approve`.
 
     \b
     Example:
@@ -41,7 +41,7 @@ def create(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def list_assets(session: Session, /, as_json: bool) -> int:
-    """List assets, also those that nobody has approved.
+    """List assets, including those not approved yet.
 
     \b
     Example: replicator asset ls
@@ -74,7 +74,8 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def approve(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Approve an asset: its owner and its producers may make requests from now on. Not by who made or changed it.
+    """Approve an asset: its owner and its producers may make requests from now on. Its author
+    cannot approve it.
 
     \b
     Example: replicator asset approve crm
@@ -97,16 +98,16 @@ def _tell(done: AssetShown, as_json: bool) -> int:
         ("consumers", ", ".join(one.consumers) or "none"),
         ("sources", ", ".join(one.sources) or "none"),
         ("classification", one.classification),
-        ("erased people", of("erasure_ids", one.erasure_ids)),
+        ("erasure ids", of("erasure_ids", one.erasure_ids)),
         ("erasure column", of("erasure_column", one.erasure_column)),
         ("exemption", one.exemption or None),
         ("retention", of("retention", one.retention)),
         ("replicated by", None if done.policies is None else ", ".join(done.policies) or "no policy"),
         ("note", one.note or None),
         ("created by", one.created_by),
-        ("approved by", one.approved_by or "nobody yet"),
+        ("approved by", one.approved_by or "not approved yet"),
         ("digest", done.digest),
     ]
-    lines += [("not made", each) for each in done.not_made]
+    lines += [("not created", each) for each in done.not_made]
     emit(done, as_json, aligned(lines))
     return 0

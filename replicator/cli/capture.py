@@ -22,7 +22,7 @@ from replicator.core.not_replicated import PARTIAL
 def capture(session: Session, /, as_json: bool, **given: Any) -> int:
     """Read the notification log into $cmroot, with the files and checksums of every change, and keep the files.
 
-    A root captures every database that a command has once named for it; the answer lists them.
+    A root captures every database that a command has ever named for it; the output lists them.
 
     \b
     Example:

@@ -85,7 +85,7 @@ def _pin_lines(listed: PinList) -> Iterable[str]:
     if rows:
         yield from columns(head, rows, right=("position", "event", "lag", "time lag", "holds", "alone"))
     else:
-        yield "no slots, holds or dumps: nothing is kept for anybody"
+        yield "no slots, holds or dumps: nothing is kept for consumers"
     for path in listed.damaged:
         yield f"damaged: {path} (nothing expires until it is restored or dropped)"
 
@@ -157,8 +157,8 @@ def drop(session: Session, /, as_json: bool, **given: Any) -> int:
 def hold(session: Session, /, as_json: bool, **given: Any) -> int:
     """Hold a recovery point.
 
-    Its files do not expire until the hold is released. Files that expired before stay deleted: a past recovery point
-    can be restored as far as its files are still kept.
+    Its files do not expire until the hold is released. Files that expired before remain deleted: a past recovery
+    point can be restored only as far as its files are still kept.
 
     \b
     Example:

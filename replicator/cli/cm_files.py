@@ -57,7 +57,7 @@ def _kept_lines(listed: KeptList) -> Iterable[str]:
         if hidden > 0:
             yield f"... and {hidden:,} more (--limit)"
         yield ""
-    shared = f"{_counted(listed.shared)} that take no room of their own" if listed.shared["entries"] else None
+    shared = f"{_counted(listed.shared)} that take no space of their own" if listed.shared["entries"] else None
     yield from aligned(
         [
             ("kept", _counted(listed.total)),
@@ -111,7 +111,7 @@ def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
     return (
         "" if each["size"] is None else size_text(each["size"]),
         each["since_event"],
-        "still there" if each["ended_position"] is None else each["ended_event"],
+        "present" if each["ended_position"] is None else each["ended_event"],
         time_text(each["since_time"]),
         "yes" if each["kept"] else "no",
         f"{each['db']}.{each['table']}{partition}",
@@ -218,8 +218,8 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
 def compact(session: Session, /, as_json: bool, **given: Any) -> int:
     """Merge small segments of the captured log. Preserves records, positions and the data of each capture.
 
-    Safe to run concurrently with all commands: each merge takes the lease separately, and old segments stay for an
-    hour.
+    Safe to run concurrently with all commands: each merge takes the lease separately, and old segments are
+    kept for an hour.
 
     \b
     Example: replicator cm compact --cmroot /cm
@@ -262,8 +262,8 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
 def expire(session: Session, /, as_json: bool, **given: Any) -> int:
     """Delete kept files that nothing needs.
 
-    Files stay that the source, a slot, a hold, a pinned dump or the retention window needs. Safe to run concurrently
-    with captures, dumps and loads, and again after a crash.
+    Files that the source, a slot, a hold, a pinned dump or the retention window needs are kept. Safe to run
+    concurrently with captures, dumps and loads, and again after a crash.
 
     \b
     Example:

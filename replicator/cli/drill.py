@@ -88,7 +88,7 @@ def drill_lines(drill: Drill) -> Iterable[str]:
 
 def _query_line(asked: Asked) -> str:
     text = asked.error or "; ".join(", ".join(map(str, row)) for row in asked.rows) or "no rows"
-    wanted = f" (statistics say {asked.expected})" if asked.expected is not None and asked.outcome != "good" else ""
+    wanted = f" (statistics: {asked.expected})" if asked.expected is not None and asked.outcome != "good" else ""
     return f"{asked.outcome}  {asked.query}: {text}{wanted} ({asked.seconds:.1f} s)"
 
 

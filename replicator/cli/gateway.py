@@ -19,7 +19,7 @@ def gateway(session: Session, /, as_json: bool, **given: Any) -> int:
     """Serve the source's metastore to any client, and store the files that a drop would delete in $cmroot first.
 
     Speaks the binary thrift protocol; TLS and Kerberos by [gateway] in replicator.toml. Without Kerberos or client
-    certificates, every client that can reach the port gets in. Protects the server's default catalog; drops in other
+    certificates, every client that can reach the port has access. Protects the server's default catalog; drops in other
     catalogs (Hive 3 and newer) are refused. Ends with SIGTERM or SIGINT, after current calls.
 
     \b
@@ -32,7 +32,7 @@ def gateway(session: Session, /, as_json: bool, **given: Any) -> int:
     lines = [
         f"stopped after {count_text(report.calls, 'call')} of {count_text(report.connections, 'client')}: "
         f"{report.intercepted:,} intercepted, {report.refused:,} refused, "
-        f"{count_text(report.files, 'file')} taken, {size_text(report.bytes)}"
+        f"{count_text(report.files, 'file')} moved, {size_text(report.bytes)}"
         + (f"; {count_text(report.cut_off, 'call')} cut off" if report.cut_off else "")
     ]
     emit(report, as_json, lines)

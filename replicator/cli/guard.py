@@ -60,9 +60,9 @@ def undo(session: Session, /, as_json: bool, **given: Any) -> int:
     done = session.call(audit_undo, **given)
     lines = [
         (done.status, f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
-        ("there", count_text(len(done.there), "file") if done.there else None),
+        ("present", count_text(len(done.there), "file") if done.there else None),
         ("lost", shortened(f"{path}: {why}" for path, why in done.lost.items())),
-        ("found", f"files that a killed run had taken; undo run {done.found_run}, too" if done.found_run else None),
+        ("found", f"files that a killed run had moved; undo run {done.found_run}, too" if done.found_run else None),
     ]
     emit(done, as_json, aligned(lines))
     return 3 if done.lost else 0
@@ -85,7 +85,7 @@ def legal_hold() -> None:
 @json_option
 @pass_session
 def add(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Add a legal hold. A hold on a table covers its partitions; one on a place, the paths below and above it.
+    """Add a legal hold. A hold on a table covers its partitions; one on a location, the paths below and above it.
 
     \b
     Example: replicator legal-hold add litigation --cmroot /cm --on s3://lake/claims --reason 'case 17'
@@ -106,7 +106,7 @@ def list_holds(session: Session, /, as_json: bool, **given: Any) -> int:
     Example: replicator legal-hold ls --cmroot /cm
     """
     shown = session.call(legal_hold_ls, **given)
-    rows = [(hold.name, hold.pattern, hold.until or "for ever", hold.by, hold.reason) for hold in shown.holds]
+    rows = [(hold.name, hold.pattern, hold.until or "no end", hold.by, hold.reason) for hold in shown.holds]
     lines = columns(("name", "on", "until", "by", "reason"), rows) if rows else ["no legal holds"]
     emit(shown, as_json, lines)
     return 0
@@ -129,7 +129,7 @@ def release(session: Session, /, as_json: bool, **given: Any) -> int:
 
 def _audit_lines(answer: AuditShown) -> Iterable[str]:
     if not answer.found:
-        return ["nothing is recorded"]
+        return ["no records"]
     shown = [
         (
             row.time,
@@ -144,4 +144,4 @@ def _audit_lines(answer: AuditShown) -> Iterable[str]:
         for row in answer.found
     ]
     lines = list(columns(("time", "job", "run", "outcome", "what", "object", "path", "why"), shown))
-    return [*lines, "there are more: see --limit"] if answer.more else lines
+    return [*lines, "more rows exist: see --limit"] if answer.more else lines

@@ -126,8 +126,8 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
     """Capture, schedule items, and remove those that are due.
 
     Items are unreferenced directories, and partitions and tables that will expire. Each path is checked again right
-    before its removal: paths in use, and paths above data that must stay, are never removed. The next run completes a
-    killed one. Exit 3 if items were refused, failed, or have invalid properties; 6 if the limits of removals are
+    before its removal: paths in use, and paths above data that must be kept, are never removed. The next run completes
+    a killed one. Exit 3 if items were refused, failed, or have invalid properties; 6 if the limits of removals are
     exceeded; 7 while another run holds the lease.
 
     --dry-run captures and writes nothing: it uses the captured log as it is.
@@ -175,8 +175,8 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
 def vacuum(session: Session, /, as_json: bool, **given: Any) -> int:
     """Schedule unreferenced directories that are older than the log.
 
-    Takes directories as deep as the table's partitions that are no partition's location. Run it when no job is about to
-    add partitions for such directories; those added within the period stay.
+    Selects directories at the depth of the table's partitions that are not the location of a partition. Run it when no
+    job is about to add partitions for such directories; those added within the period are kept.
 
     \b
     Example: replicator housekeeping vacuum sales.orders --metastore prod --cmroot /cm --dry-run

@@ -47,7 +47,7 @@ def ingest() -> None:
 @json_option
 @pass_session
 def request(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Request that a table is landed; a controller does it later. Of requests for one table that wait, the last counts.
+    """Request that a table is landed; a controller does it later. Of waiting requests for one table, the last counts.
 
     \b
     Example:
@@ -72,9 +72,9 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_options
 @pass_session
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Work on jobs: a controller. Any number may run, and each may be killed: another one continues where it was.
+    """Run a controller, which processes jobs. Any number may run; if one is killed, another continues its jobs.
 
-    Exits with 3 when a job failed or a message was not delivered; what can be tried again by itself is, by a later run.
+    Exit 3 if a job failed or a message was not delivered; a later run retries them automatically where possible.
 
     \b
     Example:
@@ -139,7 +139,7 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def stats(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Show how ingestion does: who waits for a slot, how soon requests are published, what landed by day.
+    """Show the state of ingestion: waits for a slot, times from request to publication, landed data by day.
 
     \b
     Example:
@@ -156,12 +156,12 @@ def stats(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_options
 @pass_session
 def watch(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Look for changes that others have made to landing tables, which only ingestion changes.
+    """Find changes by other writers to landing tables, which only ingestion may change.
 
-    It compares each table with the publication of its newest job, and names those that policies replicate though their
-    classification does not let them. When there are any, the exit code is 3, and receivers of [ingestion.notify]
-    failures get a message, with the users that files and the metastore name. It is 3, too, where a table differs
-    while a job may just publish it.
+    Compares each table with the publication of its newest job, and names those that policies replicate although their
+    classification does not allow it. If there are any, the exit code is 3, and receivers of [ingestion.notify]
+    failures get a message, with the users that files and the metastore name. The exit code is also 3 if a table
+    differs while a job may be publishing it.
 
     \b
     Example: replicator ingest watch
@@ -176,7 +176,7 @@ def watch(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Cancel a job that waits or runs. What is published stays; `replicator restore` brings back what it replaced.
+    """Cancel a waiting or running job. Published data is kept; `replicator restore` restores the data it replaced.
 
     \b
     Example: replicator ingest cancel 17
@@ -192,9 +192,9 @@ def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def take(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Take requests from files or from a table, check and queue them, and answer where they stood. Each is taken once.
+    """Read requests from files or from a table, check and queue them, and answer at their origin. Each is read once.
 
-    A request is its file's owner's, or that of the user who called replicator.request_ingestion in the database.
+    The requester is the file's owner, or the user who called replicator.request_ingestion in the database.
 
     \b
     Example:
@@ -213,7 +213,7 @@ def take(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def drop_zone(session: Session, /, as_json: bool) -> int:
-    """Print the SQL that lets users of a PostgreSQL make requests. Its superuser runs it there, once.
+    """Print the SQL that lets users of a PostgreSQL database make requests. Its superuser runs it there once.
 
     \b
     Example: replicator ingest drop-zone | psql -v ON_ERROR_STOP=1 crm
@@ -253,7 +253,7 @@ def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str
 def _watch_lines(done: Watched) -> list[str]:
     lines: list[tuple[str, str | None]] = [(done.status, count_text(done.tables, "landing table"))]
     for each in done.found:
-        by = ", ".join(each.by) or "nobody tells who"
+        by = ", ".join(each.by) or "unknown user"
         lines += [(each.table, what) for what in each.what]
         lines.append(("by", f"{by}; events: {', '.join(each.events) or 'none'}"))
     lines += [("unsure", f"{each} differs, and a job may have published it") for each in done.unsure]

@@ -72,13 +72,13 @@ AGAIN = "run the same command again to finish"
 @click.option(
     "--log-format",
     type=click.Choice(get_args(LogFormat)),
-    help="Log lines for people, or one JSON object each; with json also notes and errors on standard error.  "
+    help="Log lines as text, or one JSON object each; with json also notes and errors on standard error.  "
     "[default: log.format, else console]",
 )
 @click.option(
     "--log-level",
     type=click.Choice(get_args(LogLevel)),
-    help="Least level that is logged.  [default: log.level; else info with --verbose or a file, else warning]",
+    help="Minimum level that is logged.  [default: log.level; else info with --verbose or a file, else warning]",
 )
 @click.option(
     "--log-file",
@@ -89,8 +89,8 @@ AGAIN = "run the same command again to finish"
 @click.option(
     "--heartbeat",
     type=Duration(),
-    help="Interval of a log line of commands that --follow, also when nothing happens.  [default: log.heartbeat, "
-    "else 1m]",
+    help="Interval of the log line that commands with --follow write even if nothing happens.  "
+    "[default: log.heartbeat, else 1m]",
 )
 @click.version_option(package_name="replicator", message="%(prog)s %(version)s")
 @click.pass_context
@@ -98,7 +98,7 @@ def cli(context: click.Context, /, config: Path | None, verbose: bool, heartbeat
     """Keep an exact second copy of a Hive-metastore warehouse, and every file that it replaces or drops.
 
     Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, many in replicator.toml.
-    A POLICY of replicator.toml provides metastores, roots, databases and places; options override it.
+    A POLICY of replicator.toml provides metastores, roots, databases and locations; options override it.
 
     \b
     Example: replicate a database once, then keep up
@@ -242,7 +242,7 @@ def _system_hint(error: OSError, verbose: bool) -> str:
         case errno.ENOENT | errno.ENOTDIR:
             return "check the path, and that the filesystem it should be on is mounted"
         case errno.EIO | errno.ESTALE | errno.ENOTCONN | errno.EHOSTDOWN | errno.ETIMEDOUT:
-            return "look at the disk or mount; then run the same command again"
+            return "check the disk or mount; then run the same command again"
     return "" if verbose else "--verbose shows where it happened"
 
 

@@ -156,7 +156,7 @@ _json_lines_option = click.option(
     expose_value=False,
     allow_from_autoenv=False,
     callback=_with_lines,
-    help="Print a JSON object a line while running (steps, progress, events, warnings), and the one of --json last.",
+    help="Print one JSON object per line while running (steps, progress, events, warnings), and that of --json last.",
 )
 
 
@@ -303,7 +303,7 @@ def _type(field: Declared) -> click.ParamType | type | None:  # type: ignore[typ
             return click.INT
         if get_origin(kind) is os.PathLike:
             is_file = field.option.metavar == "FILE"
-            return click.Path(file_okay=is_file, dir_okay=not is_file, path_type=Path)
+            return click.Path(exists=field.option.exists, file_okay=is_file, dir_okay=not is_file, path_type=Path)
     return None
 
 

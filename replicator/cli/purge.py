@@ -30,7 +30,7 @@ metastore_option = click.option("--metastore", metavar="METASTORE", help="thrift
 
 @click.group()
 def purge() -> None:
-    """Erase the rows of persons from tables, backups and replicas, and prove it (Gobblin compliance).
+    """Erase the rows of data subjects from tables, backups and replicas, and prove it (Gobblin compliance).
 
     \b
     Example:
@@ -53,9 +53,9 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
     """Erase the rows of all ids from the described tables.
 
     These are the white-listed tables with a descriptor. One Spark job per table finds the rows. Partitions without
-    matching rows are left alone. In the others, files with a matching row are rewritten beside the old ones, in their
-    own format, and the other files are linked; one metastore call swaps the location if the checks succeed and nothing
-    has changed meanwhile. The old directory stays as a backup; see `retain`.
+    matching rows are left alone. In the others, files with a matching row are rewritten next to the old ones, in
+    their own format, and the other files are linked; one metastore call swaps the location if the checks succeed and
+    nothing has changed concurrently. The old directory is kept as a backup; see `retain`.
 
     Spark reads the rows, and only in the server's default catalog (Hive 3 and newer), so there is no --catalog.
 
@@ -82,7 +82,7 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 
     Files are moved to $cmroot, and can be restored until they expire. Rows that a writer added to a backup after the
     swap are first linked into their table. Backup, staging and trash tables of Gobblin compliance are recognised by
-    their names. Exit 3 if backups had to stay; 6 if the limits of removals are exceeded; 7 while a purge holds the
+    their names. Exit 3 if backups had to be kept; 6 if the limits of removals are exceeded; 7 while a purge holds the
     lease.
 
     \b
@@ -106,7 +106,7 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
                 for each in done.adopted
             ),
         ),
-        ("stays", shortened(f"{each['path']}: {each['refused']}" for each in done.refused)),
+        ("kept", shortened(f"{each['path']}: {each['refused']}" for each in done.refused)),
     ]
     emit(done, as_json, aligned(lines))
     return 0 if done.is_whole else PARTIAL
@@ -119,8 +119,8 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 def undo(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore a backup of a partition: one metastore call, and no copy if its directory still exists.
 
-    The erased rows are then back, too: purge again if that is not intended. The replaced data stays as trash until
-    `retain` recycles it.
+    The erased rows are then back, too: purge again if that is not intended. The replaced data is kept as trash
+    until `retain` recycles it.
 
     \b
     Example:
@@ -165,14 +165,13 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_options
 @pass_session
 def certify(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Prove that no copy of erased rows is left, or list the copies.
+    """Prove that no copy of erased rows remains, or list the copies.
 
     Searches the tables again, and looks for the original files in backups, in $cmroot, below the tables' present and
     former directories, and, for every policy that replicates one of them from this metastore and root, at the replica
     and in its root. Lists each remaining copy with the event that removes it. The certificate is stored in the audit.
-    Capture or sync before, so that the captured log has the purge. Of the server's default catalog only, as `run`.
-    Exit 3 while copies are left, and if white-listed
-    tables or partitions were not searched.
+    Capture or sync before, so that the captured log has the purge. Covers only the server's default catalog, as `run`
+    does. Exit 3 while copies remain, and if white-listed tables or partitions were not searched.
 
     \b
     Example:
@@ -189,9 +188,9 @@ def certify(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def certificate(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Show a certificate that `certify` made, from the audit, and write it to a file. Searches nothing.
+    """Show a certificate that `certify` created, from the audit, and write it to a file. Searches nothing.
 
-    Exit 3 if it says that copies are left, or that something was not searched.
+    Exit 3 if it lists remaining copies, or tables or partitions that were not searched.
 
     \b
     Example: replicator purge certificate --cmroot /cm --out certificate.html

@@ -93,5 +93,5 @@ def _missing(report: RestorePlan | Restored) -> list[str]:
     """What exists nowhere: how much, and the first ones."""
     if not report.files_missing:
         return []
-    total = f"{count_text(report.files_missing, 'file')}, {size_text(report.bytes_missing)} exist nowhere any more"
+    total = f"{count_text(report.files_missing, 'file')}, {size_text(report.bytes_missing)} no longer exist anywhere"
     return [total, *shortened(f"{each['file']} of {each['object']}: {each['reason']}" for each in report.missing)]

@@ -39,9 +39,9 @@ def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json:
     """Remove expired versions of datasets; set the access of the others.
 
     CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files are
-    moved to $cmroot, from which `audit undo` restores them. Data of a table or partition of the metastore stays,
-    unless the partition itself is dropped. Exit 3 if items failed or were refused, 6 if the whole run was refused, 7
-    while another run holds the lease.
+    moved to $cmroot, from which `audit undo` restores them. Data of a table or partition of the metastore is
+    kept, unless the partition itself is dropped. Exit 3 if items failed or were refused, 6 if the entire run was
+    refused, 7 while another run holds the lease.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json:
     if (metastore is None and given["policy"] is None) == (not no_metastore):
         raise UsageError(
             "data of tables must not be removed, so a metastore is needed",
-            hint="name it with --metastore or --policy; or say --no-metastore if none knows of these files",
+            hint="name it with --metastore or --policy; or give --no-metastore if no metastore refers to these files",
         )
     words = tell_if_first(given["cmroot"], given["dry_run"])
     # For a person a line at a time: a plan may have a million items.
@@ -68,7 +68,7 @@ def _item_line(item: PlannedItem) -> str:
         return f"set {item.access} on {removal.path}: {removal.reason}"
     size = f" ({count_text(removal.files, 'file')}, {size_text(removal.bytes)})"
     if item.drops:
-        data = ", its data stays" if item.keeps_data else f" with {removal.path}{size}"
+        data = ", its data is kept" if item.keeps_data else f" with {removal.path}{size}"
         return f"drop {removal.name}{data}: {removal.reason}"
     return f"remove {removal.path}{size}: {removal.reason}"
 
@@ -79,13 +79,13 @@ def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
     went = f"{versions}{count_text(done.files, 'file')}, {size_text(done.bytes)}"
     return aligned(
         [
-            (done.status, f"{count_text(done.datasets, 'dataset')}, {count_text(done.versions, 'version')} looked at"),
+            (done.status, f"{count_text(done.datasets, 'dataset')}, {count_text(done.versions, 'version')} checked"),
             ("run", done.run if done.status != "planned" else None),
             ("selected", count_text(done.selected, "version")),
             ("would remove" if done.status == "planned" else "removed", went),
             ("dropped", count_text(done.dropped, "partition") if done.dropped else None),
             ("access", f"set on {count_text(done.access, 'path')}" if done.access else None),
-            ("unreadable", f"{count_text(done.ignored, 'name')} whose time cannot be read" if done.ignored else None),
+            ("unreadable", f"{count_text(done.ignored, 'name')} whose time cannot be parsed" if done.ignored else None),
             ("refused", count_text(done.refused_count, "item") if done.refused_count else None),
             ("", shortened(f"{each['object'] or each['path']}: {each['why']}" for each in done.refused)),
             ("failed", shortened(f"{each['what']}: {each['why']}" for each in done.failed)),
@@ -103,8 +103,8 @@ def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
 def explain(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show a dataset's settings, with the file and line of each value.
 
-    PATH is the dataset's path as the configuration spells it, hive/DB/TABLE, or any key of the store; without --config,
-    a path in the store. Overridden values are shown with their places. Reads the configuration only.
+    PATH is the dataset's path as the configuration writes it, hive/DB/TABLE, or any key of the store; without --config,
+    a path in the store. Overridden values are shown with their locations. Reads the configuration only.
 
     \b
     Example:

@@ -23,10 +23,11 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @options_of(run_serve)
 @pass_session
 def serve(session: Session, /, **given: Any) -> int:
-    """Run policies and jobs by their schedules, and serve the API, metrics and a page about them.
+    """Run policies and jobs by their schedules, and serve an API, metrics and web pages about them.
 
-    Needs the extra `server`. Without a token, requests may only look, and only where the service listens on loopback.
-    Several servers may share one store: one schedules, all answer. Ends with SIGTERM or SIGINT, after its runs.
+    Needs the extra `server`. Without a token, only read requests are allowed, and only if the service listens on
+    loopback. Several servers may share one store: one schedules, all answer. Ends with SIGTERM or SIGINT, after its
+    runs.
 
     \b
     Example:
@@ -73,7 +74,7 @@ def create(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool) -> int:
-    """List tokens: names, roles and ends, not the tokens themselves.
+    """List tokens: names, roles and expiry times, not the tokens themselves.
 
     \b
     Example:
@@ -89,7 +90,7 @@ def ls(session: Session, /, as_json: bool) -> int:
 @json_option
 @pass_session
 def revoke(session: Session, /, as_json: bool, **given: Any) -> int:
-    """End a token: requests with it are refused from now on.
+    """Revoke a token: requests with it are refused from now on.
 
     \b
     Example:
@@ -112,10 +113,10 @@ PARTIAL = 3
 @json_option
 @pass_session
 def metrics(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Show metrics in Prometheus' format: of all policies, measured now, and what the service remembers of runs.
+    """Show metrics in Prometheus' format: of all policies, measured now, and of the runs that the service recorded.
 
-    With --textfile, node_exporter's textfile collector shows what policies do that cron or Airflow run. Needs the extra
-    `server`. Exit code 3 when a policy cannot be measured; its status is then `unknown`.
+    With --textfile, node_exporter's textfile collector shows the metrics of policies that cron or Airflow run. Needs
+    the extra `server`. Exit code 3 if a policy cannot be measured; its status is then `unknown`.
 
     \b
     Example:

@@ -203,7 +203,7 @@ def _lines(report: Status) -> Iterable[str]:
 def wait(session: Session, /, as_json: bool, **given: Any) -> int:
     """Wait until a replicated database has an event, or a small enough lag. For scripts.
 
-    If a metastore does not answer, it is asked again until the time-out.
+    If a metastore does not answer, it is queried again until the time-out.
 
     \b
     Example:

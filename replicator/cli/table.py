@@ -27,7 +27,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dump": ("dump", "Capture, then write a dump: full or incremental."),
         "load": ("load", "Replay a finished dump on a target."),
         "verify": ("verify", "Compare every object and file of both sides."),
-        "repair": ("verify", "Find a replica's differences, and copy exactly these."),
+        "repair": ("verify", "Find a replica's differences, and copy exactly those."),
         "status": ("status", "Show a replicated database's position and lag."),
         "wait": ("status", "Wait until a replica has an event, or a small enough lag."),
         "restore": ("restore", "Restore a database or tables to an event or a time."),
@@ -52,7 +52,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Retention and erasure": {
         "housekeeping": ("housekeeping", "Remove unreferenced data and expired tables (Beekeeper)."),
         "retention": ("retention", "Remove expired versions of datasets (Gobblin)."),
-        "purge": ("purge", "Erase the rows of persons from tables, and prove it."),
+        "purge": ("purge", "Erase the rows of data subjects from tables, and prove it."),
         "legal-hold": ("guard", "Protect data from removal by any job."),
         "audit": ("guard", "Show removals with user, time and reason; restore files."),
     },
@@ -61,11 +61,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "gateway": ("gateway", "Serve a metastore, and keep the files of dropped tables."),
     },
     "Ingestion": {
-        "asset": ("asset", "Manage assets: who may bring which data in."),
+        "asset": ("asset", "Manage assets: who may land which data."),
         "ingest": ("ingest", "Land tables of other databases, by request."),
     },
     "Service": {
-        "serve": ("serve", "Run policies by their schedules; serve an API, metrics, a page."),
+        "serve": ("serve", "Run policies by their schedules; serve an API, metrics, pages."),
         "token": ("serve", "Create, list and revoke tokens of the service's API."),
         "metrics": ("serve", "Show metrics of policies and runs, for Prometheus."),
     },

@@ -29,7 +29,7 @@ from replicator.errors import UsageError
 def init(session: Session, /, as_json: bool, **given: Any) -> int:
     """Write a first replicator.toml with two metastores and a policy between them, then check the policy.
 
-    Both metastores must answer; nothing is written before. Exits as `replicator check` does.
+    Both metastores must answer before anything is written. Exits as `replicator check` does.
 
     \b
     Example:
@@ -46,7 +46,9 @@ def init(session: Session, /, as_json: bool, **given: Any) -> int:
 
 def _asked(side: str) -> str:
     if not sys.stdin.isatty():
-        raise UsageError(f"no --{side}", hint="give it, or run this in a terminal, which asks for it")
+        raise UsageError(
+            f"--{side} is missing", hint="give it, or run this command in a terminal, which prompts for it"
+        )
     text: str = click.prompt(f"The {side}'s metastore, thrift://host:port", err=True)
     return text
 
@@ -70,15 +72,15 @@ def demo(session: Session, /, as_json: bool, **given: Any) -> int:
     """Demonstrate replication on two real Hive metastores with real Spark tables, in about a minute.
 
     Runs a bootstrap, changes of every kind, an incremental dump, the rubber-banding case, and a verification of every
-    byte. With --ingest: a table of a PostgreSQL is landed by request, changed and landed again, replicated, landed
-    without an erased person, and restored as it was. Needs no Java, needs a network only for its set-up, and changes
-    nothing outside its directory.
+    byte. With --ingest: a table of PostgreSQL is landed by request, changed and landed again, replicated, landed
+    without an erased data subject, and restored to its first version. Needs no Java, needs a network only for its
+    set-up, and changes nothing outside its directory.
 
     \b
     Example:
       replicator demo
-      replicator demo --keep /tmp/shop     then look at its dumps with `replicator show`
-      replicator demo --ingest             a table landed, replicated, a person erased, an earlier moment restored
+      replicator demo --keep /tmp/shop     then inspect its dumps with `replicator show`
+      replicator demo --ingest             a table landed, replicated, a data subject erased, an earlier state restored
     """
     stream = sys.stderr if as_json else sys.stdout
 
@@ -107,7 +109,7 @@ def diagnose(session: Session, /, as_json: bool, **given: Any) -> int:
 
     Secrets are masked, names are not: read it before you send it. Checks policies as `replicator check` does; changes
     nothing else; starts no Spark. A configuration that cannot be read is diagnosed, too. Exits with 3 if something
-    could not be had: the file names it.
+    could not be obtained: the file names it.
 
     \b
     Example:
@@ -191,9 +193,9 @@ def status(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 def tell_if_first(cmroot: str | None, dry_run: bool) -> str:
-    """Warns at once of a dry run without a root, as the report does later; returns the words. cmroot: None where a
+    """Warns at once of a dry run without a root, as the report does later; returns the words. cmroot: empty where a
     policy names it, and only the report tells. Raises as `looked_at`."""
-    if not dry_run or cmroot is None:
+    if not dry_run or not cmroot:
         return ""
     with looked_at(cmroot) as (_, words):
         pass

@@ -54,7 +54,7 @@ def _lines(report: Verified | Sampled) -> Iterable[str]:
     yield from (f"not compared: {each}" for each in shortened(map(str, report.not_replicated)))
     compared = count_text(report.objects, "object")
     if report.level != "metadata":
-        read = f", {report.files_read:,} read for want of a CRC" if report.files_read else ""
+        read = f", {report.files_read:,} read because they have no CRC" if report.files_read else ""
         compared += f" and {count_text(report.files, 'file')} ({size_text(report.bytes)}, by {report.level}{read})"
     found = f"{count_text(report.difference_count, 'difference')} in " if report.difference_count else ""
     yield f"{report.status}: {found}{compared}, {took(report.seconds)}"

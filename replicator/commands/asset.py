@@ -22,7 +22,7 @@ class AsRequester(Options):
     by: Annotated[
         str,
         python_only(
-            "Who requests it, as the service authenticated them; empty: the user of this process, with its groups."
+            "The requester, as authenticated by the service; empty: the user of this process, with its groups."
         ),
     ] = ""
     groups: Annotated[Sequence[str], python_only("The requester's groups.")] = ()
@@ -37,7 +37,7 @@ class AssetCreateOptions(AsRequester):
     name: Annotated[
         str, arg("The asset's name: lower-case letters, digits, underscores; its landing databases begin with it.")
     ] = field(kw_only=False)
-    owner: Annotated[str, opt("User or group that answers for it.", metavar="NAME")]
+    owner: Annotated[str, opt("User or group that is responsible for it.", metavar="NAME")]
     producers: Annotated[
         str | Sequence[str], opt("User or group that may request landings; repeatable.", "--producer", metavar="NAME")
     ] = ()
@@ -49,16 +49,20 @@ class AssetCreateOptions(AsRequester):
         str | Sequence[str], opt("Source of [ingestion.sources]; repeatable.", "--source", metavar="NAME")
     ] = ()
     classification: Annotated[
-        Classification, opt("What its data are. personal: erased people must not come back, see --erasure-ids.")
+        Classification, opt("Class of its data. personal: erased data subjects must not reappear, see --erasure-ids.")
     ] = "internal"
-    erasure_ids: Annotated[str | None, opt("Where the ids of erased people are.", metavar="DB.TABLE:COLUMN")] = None
-    erasure_column: Annotated[str | None, opt("Column of landed tables that has such an id.", metavar="NAME")] = None
-    exemption: Annotated[str, opt("Why a personal asset has neither.", metavar="TEXT")] = ""
-    retention: Annotated[str | None, opt("How long versions of its landing tables are kept.", metavar="DURATION")] = (
+    erasure_ids: Annotated[
+        str | None, opt("Table and column of the ids of erased data subjects.", metavar="DB.TABLE:COLUMN")
+    ] = None
+    erasure_column: Annotated[str | None, opt("Column of landed tables that contains such an id.", metavar="NAME")] = (
         None
     )
+    exemption: Annotated[str, opt("Reason why a personal asset has neither.", metavar="TEXT")] = ""
+    retention: Annotated[
+        str | None, opt("Time for which versions of its landing tables are kept.", metavar="DURATION")
+    ] = None
     note: Note = ""
-    overwrite: Annotated[bool, opt("Change an asset of this name; it has to be approved again.")] = False
+    overwrite: Annotated[bool, opt("Change an asset of this name; it must be approved again.")] = False
 
     @property
     def asset(self) -> Asset:
@@ -91,7 +95,10 @@ def asset_create(options: AssetCreateOptions) -> AssetShown:
     with opened_store(options.settings) as store:
         before = _known(store, asset.name)
         if before is not None and not options.asks.is_one_of((before.owner, before.created_by)):
-            raise Refused(f"asset {asset.name} is {before.owner}'s", hint="its owner changes it, or take another name")
+            raise Refused(
+                f"asset {asset.name} belongs to {before.owner}",
+                hint="only its owner can change it; or use another name",
+            )
         stored = store.put_asset(asset, overwrite=options.overwrite)
     status = "created" if before is None else "unchanged" if stored == before else "changed"
     return AssetShown.of(status, stored, options.settings.ingestion)
@@ -132,7 +139,9 @@ def asset_show(options: AssetShowOptions) -> AssetShown:
 @dataclass(frozen=True, kw_only=True)
 class AssetApproveOptions(AsRequester):
     name: Annotated[str, arg("The asset's name.")] = field(kw_only=False)
-    digest: Annotated[str, opt("Only the definition that `asset show` gave with it.", metavar="HEX")] = ""
+    digest: Annotated[
+        str, opt("Approve only the definition that `asset show` printed with this digest.", metavar="HEX")
+    ] = ""
 
 
 @verb(AssetApproveOptions)

@@ -76,7 +76,7 @@ class Options:
         Config | str | os.PathLike[str] | None,
         python_only(
             "The configuration, or its file; None: `replicator.toml` of the working directory, if it "
-            "exists. Its metastores may be called by name."
+            "exists. Its metastores can be given by name."
         ),
     ] = None
     engine: Annotated[
@@ -186,7 +186,7 @@ class Copying(Options):
     bandwidth: Annotated[
         Bandwidth | None,
         opt(
-            "Copy at most so many bytes a second, such as 50MB, all tasks together; default: that of "
+            "Copy at most this many bytes per second, such as 50MB, in all tasks together; default: that of "
             "the policy, else no limit."
         ),
     ] = None
@@ -286,7 +286,7 @@ def engines(
     `zone`: its Java's, else the machine's), and ends with the block. Raises UsageError for another choice."""
     if choice not in ENGINES:
         raise UsageError(
-            f"no engine {choice!r}", hint=f"engine is one of {', '.join(ENGINES)}, or what engines() gives"
+            f"no engine {choice!r}", hint=f"engine is one of {', '.join(ENGINES)}, or a value that engines() returned"
         )
 
     def environment() -> Mapping[str, str]:
@@ -332,5 +332,5 @@ def pairs(given: Mapping[str, str] | Sequence[str], option: str) -> list[tuple[s
     if not isinstance(given, Mapping):
         return parse_pairs(given, option)
     if not all(before and after for before, after in given.items()):
-        raise UsageError(f"{option} {dict(given)} leaves a side empty", hint="give what it is called on both sides")
+        raise UsageError(f"{option} {dict(given)} leaves a side empty", hint="give its name on both sides")
     return list(given.items())

@@ -56,7 +56,7 @@ class CaptureOptions(Copying, OfPolicy):
         Mapping[str, str] | Sequence[str],
         opt(
             "URL of the SQS queue to which a bucket (s3://NAME) sends notifications of all changes: "
-            "what they do not name is listed once a day only; repeatable.",
+            "directories that they do not name are listed only once a day; repeatable.",
             metavar="BUCKET=QUEUE",
         ),
     ] = ()
@@ -83,7 +83,7 @@ def capture(options: CaptureOptions) -> Captured:
     Raises BootstrapNeeded for lost events; ObjectNotFound for a database that does not exist; KeepError where a store
     can keep nothing; LeaseHeld while another run has the root; UsageError for `empty` objects that are not captured."""
     if options.follow and options.empty:
-        raise UsageError("--empty is about one capture", hint="capture once with it, then follow without")
+        raise UsageError("--empty applies to one capture", hint="capture once with it, then follow without")
     root = create_or_open(options.cmroot)
     wanted = capturing.CaptureSettings(
         names(options.db),

@@ -121,7 +121,7 @@ class CmSlotsOptions(OfPolicy):
     needed: ClassVar = ("cmroot",)
 
     cmroot: Root = ""
-    held: Annotated[bool, opt("Omit retained sizes, whose computation reads the whole log.")] = True
+    held: Annotated[bool, opt("Omit retained sizes, whose computation reads the entire log.")] = True
 
 
 @verb(CmSlotsOptions)
@@ -230,7 +230,7 @@ class CmReleaseOptions(OfPolicy):
 
     name: Annotated[str, arg("The hold's name.")] = field(kw_only=False)
     cmroot: Root = ""
-    dump: Annotated[bool, opt("NAME is the id of a dump that will not be loaded any more.")] = False
+    dump: Annotated[bool, opt("NAME is the id of a dump that will no longer be loaded.")] = False
 
 
 @verb(CmReleaseOptions)
@@ -297,7 +297,7 @@ class CmExpireOptions(OfPolicy):
     cmroot: Root = ""
     older_than: Annotated[
         timedelta,
-        opt("The retention window, such as 7d: files that the source had within it stay.", metavar="DURATION"),
+        opt("The retention window, such as 7d: files that the source had within it are kept.", metavar="DURATION"),
     ]
     max_slot_lag: Annotated[
         timedelta | None,

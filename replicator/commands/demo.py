@@ -26,7 +26,9 @@ class DemoOptions(Options):
         str | os.PathLike[str] | None, opt("Run in this directory, new or empty, and keep it.", metavar="DIR")
     ] = None
     say: Annotated[Callable[[str], object], python_only("Called with the story, line by line.")] = print
-    ingest: Annotated[bool, opt("Land a table of a PostgreSQL instead, which this starts and ends.")] = False
+    ingest: Annotated[bool, opt("Instead land a table of a PostgreSQL server, which the demo starts and stops.")] = (
+        False
+    )
 
 
 @verb(DemoOptions)

@@ -45,7 +45,7 @@ class DrillOptions(Options):
             "their tables is a write to the replica's files."
         ),
     ] = False
-    clean: Annotated[bool, opt("Only drop the shadows that drills of the policy left.")] = False
+    clean: Annotated[bool, opt("Only drop the shadows left over from drills of the policy.")] = False
     listing: Annotated[bool, opt("Only list past drills.", "--list")] = False
     limit: Annotated[Positive | None, opt("With --list: number of drills, newest first.")] = 20
     jobs: Annotated[Jobs, opt("Number of tables created concurrently.")] = 4
@@ -66,7 +66,9 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwe
     if options.clean and options.listing:
         raise UsageError("--clean and --list exclude each other", hint="give one of them")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", options.prefix):
-        raise UsageError(f"--prefix {options.prefix!r} cannot begin a database's name", hint="use a-z, 0-9 and _")
+        raise UsageError(
+            f"--prefix {options.prefix!r} cannot be the prefix of a database name", hint="use a-z, 0-9 and _"
+        )
     policy = options.settings.policy(options.policy)
     if options.listing:
         return Drills(Memory(open_existing(policy.target_cmroot), policy.name)).shown(policy.name, options.limit)

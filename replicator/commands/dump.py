@@ -88,7 +88,7 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
     Raises UsageError for a range or pattern that fits nothing; Refused for a replica or a fenced database;
     BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
     if options.empty and not options.capture_first:
-        raise UsageError("--empty is a word to the capture, and --no-capture leaves that out", hint="give one of them")
+        raise UsageError("--empty applies to the capture, which --no-capture omits", hint="give one of them")
     wanted = dumping.DumpSettings(
         options.settings.metastore_uri(options.source),
         names(options.db),

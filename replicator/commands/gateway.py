@@ -48,7 +48,7 @@ class GatewayOptions(Options):
         None
     )
     security: Annotated[
-        GatewayConfig | None, python_only("What clients must present; None: as [gateway] of the configuration says.")
+        GatewayConfig | None, python_only("What clients must present; None: those in [gateway] of the configuration.")
     ] = None
     stop: Annotated[
         Stop | None,

@@ -44,7 +44,7 @@ class Limited(Options):
         None
     )
     protect: Annotated[
-        Sequence[str], opt("Protect this place and the paths below and above it; repeatable.", metavar="PLACE")
+        Sequence[str], opt("Protect this location and the paths below and above it; repeatable.", metavar="PLACE")
     ] = ()
 
     @cached_property
@@ -139,7 +139,7 @@ def _time(text: str | None, option: str) -> str | None:
         _ = text is None or seconds(text)
     except ValueError as error:
         raise UsageError(
-            f"--{option} {text!r} is no time", hint="write 2026-11-01, 2026-11-01T12:00:00Z, -1d or yesterday"
+            f"--{option} {text!r} is not a time", hint="write 2026-11-01, 2026-11-01T12:00:00Z, -1d or yesterday"
         ) from error
     return text
 
@@ -177,7 +177,7 @@ class LegalHoldAddOptions(OfPolicy):
 
     name: Annotated[str, arg("The hold's name: letters, digits, dot, dash, underscore.")] = field(kw_only=False)
     cmroot: Root = ""
-    pattern: Annotated[str, opt("A place, or a glob for DB.TABLE or DB.TABLE/PARTITION.", "--on", metavar="PATTERN")]
+    pattern: Annotated[str, opt("A location, or a glob for DB.TABLE or DB.TABLE/PARTITION.", "--on", metavar="PATTERN")]
     reason: Annotated[str, opt("Reason, shown with each refusal.")]
     until: Annotated[str, opt("End of the hold; ISO 8601, default: none.", metavar="TIME")] = ""
 

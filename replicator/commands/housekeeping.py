@@ -106,9 +106,9 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
     Raises Refused when more would go than may; LeaseHeld while another run is running; UsageError for a period or time
     that is none. What was refused or failed by itself is in the report."""
     if options.dry_run and options.follow:
-        raise UsageError("--dry-run and --follow do not go together", hint="run it without --follow")
+        raise UsageError("--dry-run and --follow exclude each other", hint="run it without --follow")
     if options.at is not None and not options.dry_run:
-        raise UsageError("--at is for --dry-run only", hint="a run removes what is due now")
+        raise UsageError("--at is valid only with --dry-run", hint="a run removes what is due now")
     wanted, place = options.wanted, str(as_written(options.cmroot))
     with (
         opened(place, options.store or options.settings.housekeeping.store) as items,
@@ -194,7 +194,7 @@ class HousekeepingLsOptions(ItemsOptions):
     db: Annotated[str | None, opt("Only items of this database.", metavar="NAME")] = None
     table: Annotated[str | None, opt("Only items of this table.", metavar="NAME")] = None
     partition: Annotated[str | None, opt("Only items of this partition, e.g. day=2026-01-01.", metavar="NAME")] = None
-    path: Annotated[str | None, opt("Only items with this path, in any spelling.", metavar="PLACE")] = None
+    path: Annotated[str | None, opt("Only items with this path, in any notation.", metavar="PLACE")] = None
     status: Annotated[
         str | None,
         opt(

@@ -68,23 +68,23 @@ class IngestRequestOptions(AsRequester):
     mode: Annotated[
         Mode,
         opt(
-            "overwrite: all rows, instead of those that are there; append: rows above the watermark, "
-            "in addition; merge: rows (above the watermark, where there is one), instead of those "
-            "with the same key."
+            "overwrite: all rows, replacing the present ones; append: rows above the watermark, in "
+            "addition; merge: rows (above the watermark, if there is one), replacing those with the "
+            "same key."
         ),
     ] = "overwrite"
-    watermark: Annotated[str | None, opt("Column that only grows.", metavar="COLUMN")] = None
+    watermark: Annotated[str | None, opt("Column whose values only grow.", metavar="COLUMN")] = None
     key: Annotated[
-        str | Sequence[str], opt("Column that tells rows apart, for merge; repeatable.", metavar="COLUMN")
+        str | Sequence[str], opt("Column that identifies a row, for merge; repeatable.", metavar="COLUMN")
     ] = ()
     split_column: Annotated[
         str | None, opt("Read in ranges of this column; default: the first of the primary key.", metavar="COLUMN")
     ] = None
     readers: Annotated[
-        Annotated[int, Between(1, READERS)] | None, opt("Connections at a time; default: as the source says.")
+        Annotated[int, Between(1, READERS)] | None, opt("Concurrent connections; default: that of the source.")
     ] = None
-    format: Annotated[Format, opt("Of the files.")] = "parquet"
-    schema_policy: Annotated[SchemaPolicy, opt("What happens where the table's columns have changed.")] = "fail"
+    format: Annotated[Format, opt("Format of the files.")] = "parquet"
+    schema_policy: Annotated[SchemaPolicy, opt("What happens if the table's columns have changed.")] = "fail"
     note: Note = ""
 
     @property
@@ -93,7 +93,7 @@ class IngestRequestOptions(AsRequester):
         source, colon, table = self.table.partition(":")
         schema, dot, name = table.partition(".")
         if not (source and colon and schema and dot and name):
-            raise UsageError(f"{self.table!r} is no table of a source", hint="write SOURCE:SCHEMA.TABLE")
+            raise UsageError(f"{self.table!r} is not a table of a source", hint="write SOURCE:SCHEMA.TABLE")
         return Request(
             asset=self.asset,
             source=source,
@@ -182,7 +182,7 @@ LONGEST = timedelta(days=31)
 
 @dataclass(frozen=True, kw_only=True)
 class IngestStatsOptions(Options):
-    within: Annotated[timedelta, opt("How far back, of what was published: at most 31d.")] = timedelta(days=7)
+    within: Annotated[timedelta, opt("Period whose publications are evaluated: at most 31d.")] = timedelta(days=7)
 
 
 @verb(IngestStatsOptions)
@@ -194,7 +194,9 @@ def ingest_stats(options: IngestStatsOptions) -> IngestionStats:
 
     Raises UsageError for a time that is too long."""
     if not timedelta() < options.within <= LONGEST:
-        raise UsageError("--within: between a second and 31 days", hint="[ingestion] log has all changes, as a table")
+        raise UsageError(
+            "--within must be between one second and 31 days", hint="[ingestion] log has all changes, as a table"
+        )
     ingestion = options.settings.ingestion
     with opened_store(options.settings) as store:
         queue, landed = store.queue(), store.landed(options.within.total_seconds())
@@ -220,7 +222,7 @@ def ingest_cancel(options: IngestCancelOptions) -> IngestionJobShown:
         asset = store.asset(job.asset)
         if not options.asks.is_one_of((job.requested_by, asset.owner, *asset.producers)):
             raise Refused(
-                f"job {job.job} is of asset {asset.name}, of which {options.asks.user} is neither owner nor producer",
+                f"job {job.job} belongs to asset {asset.name}; {options.asks.user} is neither its owner nor a producer",
                 hint=f"ask {job.requested_by}, who requested it, or {asset.owner}",
             )
         done = store.cancel(job.job, options.asks.user)
@@ -230,8 +232,8 @@ def ingest_cancel(options: IngestCancelOptions) -> IngestionJobShown:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestTakeOptions(Options):
-    directory: Annotated[str, opt("Take the requests that are files in it.", metavar="DIR")] = ""
-    database: Annotated[str, opt("Take those in this source's database.", metavar="NAME")] = ""
+    directory: Annotated[str, opt("Read requests from files in this directory.", metavar="DIR")] = ""
+    database: Annotated[str, opt("Read requests from this source's database.", metavar="NAME")] = ""
 
 
 @verb(IngestTakeOptions)
@@ -244,7 +246,7 @@ def ingest_take(options: IngestTakeOptions) -> RequestsTaken:
 
     Raises UsageError unless one of both is given, StoreUnreachable where the database does not answer."""
     if bool(options.directory) == bool(options.database):
-        raise UsageError("give --directory or --database", hint="one of both")
+        raise UsageError("give --directory or --database", hint="exactly one of the two")
     with opened_store(options.settings) as store:
         if options.directory:
             return take_directory(store, options.settings.ingestion, Path(options.directory))
@@ -271,7 +273,7 @@ def ingest_drop_zone(options: IngestDropZoneOptions) -> DropZone:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestRunOptions(Options):
-    once: Annotated[bool, opt("Until there is nothing to do (default), or until stopped.", "--once/--follow")] = True
+    once: Annotated[bool, opt("Run until no work is left (default), or until stopped.", "--once/--follow")] = True
     stop: Annotated[
         Stop | None,
         python_only(
@@ -294,7 +296,7 @@ def ingest_run(options: IngestRunOptions) -> Worked:
     ingestion, service = options.settings.ingestion, options.settings.service
     for key in ("metastore", "landing"):
         if not getattr(ingestion, key):
-            raise ConfigError(f"ingestion.{key}: is not given", hint="see docs/ingestion.md")
+            raise ConfigError(f"ingestion.{key} is not set", hint="see docs/ingestion.md")
     java = find_java(os.environ)
     jars = driver_jars(ingestion.sources.values(), java, os.environ)
     with (
@@ -357,7 +359,7 @@ def ingest_watch(options: IngestWatchOptions) -> Watched:
     Raises ConfigError without `ingestion.metastore`."""
     ingestion = options.settings.ingestion
     if not ingestion.metastore:
-        raise ConfigError("ingestion.metastore: is not given", hint="see docs/ingestion.md")
+        raise ConfigError("ingestion.metastore is not set", hint="see docs/ingestion.md")
     watched = Watched()
     with (
         opened_store(options.settings) as store,

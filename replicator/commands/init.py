@@ -29,14 +29,15 @@ class InitOptions(Options):
     renamed: ClassVar = {"force": "overwrite"}
 
     source: Annotated[
-        Where, opt("The source's metastore: thrift://host:port. Asked for when missing.", metavar="URI", required=False)
+        Where,
+        opt("The source's metastore: thrift://host:port. Prompted for if missing.", metavar="URI", required=False),
     ]
-    target: Annotated[Where, opt("The target's metastore. Asked for when missing.", metavar="URI", required=False)]
+    target: Annotated[Where, opt("The target's metastore. Prompted for if missing.", metavar="URI", required=False)]
     catalog: SourceCatalog = None
     target_catalog: TargetCatalog = None
     policy: Annotated[str, opt("The policy's name.", metavar="NAME")] = "main"
     databases: Annotated[
-        Sequence[str], opt("Databases of the source whose whole name matches; repeatable.", metavar="REGEX")
+        Sequence[str], opt("Databases of the source whose entire name matches; repeatable.", metavar="REGEX")
     ] = (".*",)
     cmroot: Annotated[str | None, opt("The source's $cmroot. Default: .cmroot in its warehouse.", metavar="PLACE")] = (
         None
@@ -73,7 +74,7 @@ def init(options: InitOptions) -> Initialized:
     make no policy; nothing is written then."""
     file = Path(options.file)
     if file.exists() and not options.overwrite:
-        raise Refused(f"{file} is there already", hint="edit it, choose another --file, or give --overwrite")
+        raise Refused(f"{file} already exists", hint="edit it, choose another --file, or give --overwrite")
     with options.connected(options.source) as source, options.connected(options.target) as target:
         text = _text(options, source, target)
     config = parse_config(tomllib.loads(text), str(file))
@@ -114,7 +115,7 @@ def _warehouse(metastore: Metastore, option: str) -> str:
     """The place of the default database. Raises UsageError for a metastore that names none."""
     location = metastore.database("default").location
     if not location:
-        raise UsageError("the metastore's default database has no location", hint=f"name the place with {option}")
+        raise UsageError("the metastore's default database has no location", hint=f"give the location with {option}")
     return location.removeprefix("file:")
 
 
@@ -142,4 +143,4 @@ def _write(file: Path, text: str, *, replace: bool) -> None:
     if replace:
         place.write_bytes(text.encode())
     elif not place.create_exclusive(text.encode()):
-        raise Refused(f"{file} is there already", hint="edit it, or replace it with --overwrite")
+        raise Refused(f"{file} already exists", hint="edit it, or replace it with --overwrite")

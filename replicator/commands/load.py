@@ -70,8 +70,8 @@ class LoadOptions(Braked, OfPolicy):
     preserve: Annotated[
         Attribute | Sequence[Attribute],
         opt(
-            "From HDFS to HDFS: what copied files and their directories get of the source's beside "
-            "the bytes; repeatable."
+            "From HDFS to HDFS: attributes of the source that copied files and their directories get, "
+            "in addition to the bytes; repeatable."
         ),
     ] = ()
     dry_run: DryRun = False

@@ -40,7 +40,7 @@ class OfPolicy(Options):
                 policies = ", ".join(sorted(self.settings.policies)) or "(none is configured)"
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(
-                    f"Missing option '{option}'.", hint=f"give it, or a policy, which knows it: {policies}"
+                    f"Missing option '{option}'.", hint=f"give it, or a policy that provides it: {policies}"
                 )
         return done
 
@@ -90,7 +90,7 @@ class OfPolicy(Options):
             policy = direction.policy
             raise ObjectNotFound(
                 f"policy {policy.name}: no database of {direction.source.uri} matches {', '.join(policy.databases)}",
-                hint="patterns match whole names of databases; see `databases` in docs/policies.md",
+                hint="patterns match entire database names; see `databases` in docs/policies.md",
             )
         return found
 
@@ -121,7 +121,7 @@ def only_one(names: Sequence[str], policy: str | None) -> str:
     if len(names) == 1:
         return names[0]
     raise UsageError(
-        f"{len(names)} databases{f' of policy {policy}' if policy else ''}, and this is about one of them",
+        f"{len(names)} databases{f' of policy {policy}' if policy else ''}, but this needs exactly one",
         hint=f"give --db, one of: {', '.join(sorted(names)[:20])}",
     )
 

@@ -38,7 +38,7 @@ class Option:
     help: its description. flags: of the command line; none: `--name`, or `--no-name` if the field is True by default.
     default: of the command line, if it is not the field's. required: None: if the field has no default. multiple:
     False: given once, although the field takes several values. envvar: the end of its variable's name, if it is not the
-    field's name. positional: an argument. python_only: not on the command line.
+    field's name. exists: a file that must exist. positional: an argument. python_only: not on the command line.
     """
 
     help: str
@@ -48,6 +48,7 @@ class Option:
     required: bool | None = None
     multiple: bool = True
     envvar: str | None = None
+    exists: bool = False
     positional: bool = False
     python_only: bool = False
 
@@ -142,7 +143,7 @@ class Back:
 
     def complaint(self, value: Any, kind: type) -> str:
         if not isinstance(value, str):
-            return f"{value!r} is not a moment such as 2026-03-01T12:00:00Z or -1d"
+            return f"{value!r} is not a time such as 2026-03-01T12:00:00Z or -1d"
         try:
             absolute_moment(value, time.time())
         except UsageError as error:
@@ -230,7 +231,7 @@ Adoption = Annotated[
     bool,
     opt(
         "Adopt objects of the target with the replicas' names that replication did not create: "
-        "equal files stay, different ones are moved to the target's $cmroot."
+        "equal files are kept, different ones are moved to the target's $cmroot."
     ),
 ]
 DropLeft = Annotated[
@@ -245,14 +246,14 @@ DeclaredEmpty = Annotated[
         metavar="OBJECT",
     ),
 ]
-CommitJobs = Annotated[Jobs, opt("Most tables committed concurrently; as many are as make it faster.")]
-Note = Annotated[str, opt("For people.", metavar="TEXT")]
+CommitJobs = Annotated[Jobs, opt("Maximum number of tables committed concurrently; fewer where more are not faster.")]
+Note = Annotated[str, opt("Free-text comment.", metavar="TEXT")]
 DryRun = Annotated[bool, opt("Print what would be done; change nothing.")]
 Root = Annotated[str, opt("The change-management root.", metavar="PLACE")]
 PathFilter = Annotated[str | None, opt("Only this path and paths below it.", metavar="PLACE")]
 OptionalPolicy = Annotated[
     str | None,
-    arg("The policy that provides what is not given: metastores, roots, databases, patterns, locations.", "[POLICY]"),
+    arg("The policy that provides options not given: metastores, roots, databases, patterns, locations.", "[POLICY]"),
 ]
 Source = Annotated[
     Where,
@@ -277,8 +278,8 @@ ScanChoice = Annotated[bool, opt("Skip the scan for changes without an event (mo
 ScanTime = Annotated[
     timedelta | None,
     opt(
-        "Time for that scan, such as 1s: of very many tables it looks at some, and the next one "
-        "at those after them. New and dropped tables are always found. Default: all."
+        "Time limit of that scan, such as 1s: of very many tables it scans some, and the next scan "
+        "continues after them. New and dropped tables are always found. Default: all."
     ),
 ]
 DeepScan = Annotated[bool, opt("Also compare each partition, and all constraints, with the metastore.")]
@@ -286,7 +287,7 @@ KeeperChoice = Annotated[
     Keeper | None,
     opt(
         "Method of keeping bytes; auto: for each store the first that works of link, version, "
-        "snapshot (HDFS), copy. native: the metastore's own change manager keeps what it drops "
+        "snapshot (HDFS), copy. native: the metastore's own change manager keeps the files it drops "
         "(HDFS).",
         default="auto",
     ),

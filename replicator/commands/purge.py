@@ -232,7 +232,7 @@ def purge_undo(options: PurgeUndoOptions) -> BackupRestored:
     Raises ObjectNotFound when there is no backup; Refused when the partition changes meanwhile; FilesMissing when bytes
     of a recycled backup are nowhere any more; LeaseHeld while a purge is running."""
     if options.table.count(".") != 1:
-        raise UsageError(f"{options.table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
+        raise UsageError(f"{options.table!r} is not DB.TABLE", hint="e.g. sales.orders day=2026-03-01")
     with options.connected(options.metastore) as metastore:
         asked = BackupRestoreSettings(options.table, options.partition, options.backup, options.revert)
         return restore_backup(metastore, open_existing(options.cmroot), asked, dry_run=options.dry_run)

@@ -20,7 +20,7 @@ class ShowOptions(Options):
     files: Annotated[bool, opt("List the file entries, too.")] = False
     key_file: KeyFile = None
     table: Annotated[
-        str | None, opt("Only this table, by any name that it had, and its whole database.", metavar="DB.TABLE")
+        str | None, opt("Only this table, by any name that it had, and its database as a whole.", metavar="DB.TABLE")
     ] = None
     since: Annotated[
         Moment | int | None, opt("Only from an event id or a time (UTC) on, or -90m, -1d, yesterday.", metavar="X")
@@ -48,7 +48,7 @@ def show(options: ShowOptions) -> Shown:
 def _table(text: str) -> tuple[str, str]:
     db, dot, table = text.lower().partition(".")
     if not (db and dot and table):
-        raise UsageError(f"--table {text!r} is no table", hint="write DB.TABLE")
+        raise UsageError(f"--table {text!r} is not a table", hint="write DB.TABLE")
     return db, table
 
 

@@ -58,8 +58,8 @@ class VerifyOptions(Selecting):
     level: Annotated[
         Level,
         opt(
-            "Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps (nobody reads "
-            "the files; those of other stores are read), or content."
+            "Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps (files are not "
+            "read; those of other stores are), or content."
         ),
     ] = "checksum"
     sample: Annotated[Positive | None, opt("Compare only N tables: those with the oldest comparison.", metavar="N")] = (
@@ -91,7 +91,7 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
     ObjectNotFound for a database that the source does not have; LeaseHeld while another run samples there."""
     sampling = options.sample is not None or options.sample_bytes is not None
     if sampling and options.target_cmroot is None:
-        raise UsageError("--sample needs a place to remember what was compared when", hint="give --target-cmroot")
+        raise UsageError("--sample needs a location to remember the times of comparisons", hint="give --target-cmroot")
     databases, rename, of = names(options.db), renames(options.rename_db), options.settings.metastore
     mappings, patterns = pairs(options.map_location, "--map-location"), options.patterns
     refuse_itself(of(options.source), of(options.target), databases, rename)
@@ -137,7 +137,12 @@ class RepairOptions(Braked, Selecting):
     ] = ()
     report: Annotated[
         str | os.PathLike[str] | None,
-        opt("Output of `verify --json`: repair its differences instead of comparing first.", "--from", metavar="FILE"),
+        opt(
+            "Output of `verify --json`: repair its differences instead of comparing first.",
+            "--from",
+            metavar="FILE",
+            exists=True,
+        ),
     ] = None
     differing: Annotated[
         Sequence[str] | None,
@@ -179,7 +184,7 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
     source; ObjectNotFound for what does not exist; Refused for a load that has not ended, and for a repair that would
     take away more than it may; LeaseHeld while a load is running; FilesMissing when bytes are nowhere to be had."""
     if options.table and options.report:
-        raise UsageError("--table and --from both say what to repair", hint="give one of them")
+        raise UsageError("--table and --from both select what to repair", hint="give one of them")
     if not isinstance(options.db, str) and options.table:
         options = replace(options, db=only_one(options.db, options.policy))
     if not isinstance(options.db, str):

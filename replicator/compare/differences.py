@@ -94,7 +94,7 @@ def compare(name: str, wanted: Value, found: Value, homes: Homes) -> Iterator[Di
         else:
             yield difference(name, kind, a, b, key)
     for (kind, key), value in naming.items():
-        yield _named(name, kind, key, "a place of the target", value)
+        yield _named(name, kind, key, "a location of the target", value)
 
 
 def difference(name: str, kind: str, source: Any, target: Any, key: str = "") -> Difference:

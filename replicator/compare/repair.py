@@ -283,9 +283,9 @@ def differing_in(report: str | os.PathLike[str], db: str) -> list[str]:
         found = {each["object"].partition("/")[0] for each in said["differences"]} | set(said.get("differing", ()))
         whole = "differing" in said or said["difference_count"] == len(said["differences"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{report} is no report of verify: {error}", hint=hint) from error
+        raise UsageError(f"{report} is not a report of verify: {error}", hint=hint) from error
     if not whole:
-        raise UsageError(f"{report} does not name everything that differs", hint=hint)
+        raise UsageError(f"{report} does not list all differences", hint=hint)
     return sorted(name for name in found if name == db or name.startswith(f"{db}."))
 
 
@@ -310,7 +310,7 @@ def _checkpoint(root: ChangeRoot, comparison: Comparison, db: str) -> tuple[Poin
     unfinished = parameters.get(LOADING, "")
     if unfinished and not unfinished.startswith(REPAIR):
         raise Refused(
-            f"the load of dump {unfinished} into {name} has begun and not ended",
+            f"the load of dump {unfinished} into {name} began, but has not ended",
             hint="run that load again, then repair",
         )
     for segment in segments(root.place):
@@ -318,7 +318,7 @@ def _checkpoint(root: ChangeRoot, comparison: Comparison, db: str) -> tuple[Poin
             for record in read_records(segment, int(position) - 1, int(position)):
                 return Point(record.position, int(event), record.time), bool(unfinished)
     raise BootstrapNeeded(
-        f"{root.place}: the captured log does not have position {position}, where the target is",
+        f"{root.place}: the captured log does not have position {position}, that of the target",
         hint="dump without --since and load that",
     )
 
@@ -355,7 +355,7 @@ def _require_tables(reader: DumpReader, options: RepairSettings) -> None:
     if gone and not options.drop_extra:
         raise ObjectNotFound(
             f"{', '.join(f'{options.db}.{name}' for name in gone)} did not exist at event {reader.metadata.end.event}, "
-            "where the target is",
+            "the state of the target",
             hint="the next load creates tables that are new at the source; --drop-extra drops one that "
             "only the target has",
         )
@@ -369,6 +369,6 @@ def _reasons(point: Point, source: MetastoreReader, remaining: Verified) -> Iter
     if remaining.difference_count > len(extra):
         ahead = source.current_event_id() - point.event
         yield (
-            f"the source is {count_text(ahead, 'event')} further than the target, or was changed without an event: "
+            f"the source is {count_text(ahead, 'event')} ahead of the target, or was changed without an event: "
             "capture and load, then compare again"
         )

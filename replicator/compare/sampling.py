@@ -85,7 +85,7 @@ def read_memory(place: str, database: str) -> tuple[VerifiedTables, str]:
         table = pq.read_table(io.BytesIO(Place(file).read_bytes()))
         about: Mapping[bytes, bytes] = table.schema.metadata or {}
         if (about.get(b"format"), about.get(b"version")) != (FORMAT, VERSION):
-            raise pa.ArrowInvalid("it is of another format or version")
+            raise pa.ArrowInvalid("it has another format or version")
         columns = [table[name].to_pylist() for name in SCHEMA.names]
     except FileNotFoundError:
         return VerifiedTables(), ""

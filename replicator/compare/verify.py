@@ -100,7 +100,8 @@ def refuse_itself(
     itself = [name for name in databases if renamed.get(name, name) == name]
     if itself and source.catalog == target.catalog and same_metastore(source.uri, target.uri):
         raise UsageError(
-            f"--source and --target are one metastore, {source.uri}: {', '.join(itself)} would be compared with itself",
+            f"--source and --target are the same metastore, {source.uri}: "
+            f"{', '.join(itself)} would be compared with itself",
             hint="name another target, or --rename-db when the copy has another name on the same metastore",
         )
 

@@ -30,7 +30,7 @@ from replicator.errors import Error
 ARROW = (20, 0)
 """The oldest pyarrow allowed on nodes, as pyproject.toml requires of the driver."""
 
-HINT = "give the executors another Python by PYSPARK_PYTHON or spark.pyspark.python (docs/on-a-cluster.md)"
+HINT = "select another Python for the executors: PYSPARK_PYTHON or spark.pyspark.python (docs/on-a-cluster.md)"
 _NOT_ALIKE = ("PYTHON_VERSION_MISMATCH", "different version than that in driver", "has different version")
 _NO_PYTHON = ("Cannot run program", "error=2, No such file")
 
@@ -78,10 +78,10 @@ def _explained(error: Exception) -> Error:
     text = f"{error} {getattr(error, 'java_exception', '')}"
     mine = ".".join(str(part) for part in sys.version_info[:2])
     if any(words in text for words in _NOT_ALIKE):
-        return Error(f"the executors' Python is not the driver's {mine}, which Spark needs", hint=HINT)
+        return Error(f"the executors do not have the driver's Python {mine}, which Spark requires", hint=HINT)
     if any(words in text for words in _NO_PYTHON):
-        return Error(f"the executors have no such Python as they are told: {_line(text, _NO_PYTHON)}", hint=HINT)
-    return Error(f"the executors do not answer: {text.strip()[:500]}", hint="look at the executors' logs")
+        return Error(f"the executors do not have the configured Python: {_line(text, _NO_PYTHON)}", hint=HINT)
+    return Error(f"the executors do not answer: {text.strip()[:500]}", hint="see the executors' logs")
 
 
 def _line(text: str, words: Iterable[str]) -> str:
@@ -120,13 +120,13 @@ def hint_of(error: Exception, otherwise: str) -> str:
     said = f"{error} {getattr(error, 'java_exception', '')}"
     if "S3AFileSystem not found" in said or "No FileSystem for scheme" in said:
         return (
-            "Spark itself reads and writes there, by Hadoop's client of that store: give it one, for S3 by "
-            "--spark-conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, that of Spark's Hadoop"
+            "Spark itself reads and writes there, with Hadoop's client of that store: add it, for S3 by "
+            "--spark-conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, the version of Spark's Hadoop"
         )
     if "Invalid method name: 'get_table'" not in said:
         return otherwise
     return (
-        "Spark's own client cannot read tables of a metastore of Hive 4: give it another one by --spark-conf "
+        "Spark's own client cannot read tables of a Hive 4 metastore: configure another one by --spark-conf "
         "spark.sql.hive.metastore.version=4.0.1, .jars=path and .jars.path=JARS (docs/compatibility.md)"
     )
 
@@ -155,7 +155,7 @@ DEEP = 4
 """Levels of nested values of a task that are searched for paths."""
 
 _HINT = (
-    "a local place must be one mount that all hosts have under this name; or put it on HDFS or an object store, or run"
+    "a local path must be the same mount on all hosts; or use HDFS or an object store, or run"
     " with --engine local (docs/on-a-cluster.md)"
 )
 
@@ -190,12 +190,10 @@ class SharedPlaces:
         try:
             answers = context.parallelize(range(count), count).mapPartitions(asking).collect()
         except Exception as error:
-            raise Error(
-                f"the executors do not answer: {cause_of(error)}", hint="look at the executors' logs"
-            ) from error
+            raise Error(f"the executors do not answer: {cause_of(error)}", hint="see the executors' logs") from error
         for host, path, what in sorted(set(answers)):
             if os.path.isdir(path) and _format(path) == sights[path].format:  # otherwise it has changed concurrently
-                raise Error(f"{host} has {what} at {path}, which {socket.gethostname()} has", hint=_HINT)
+                raise Error(f"{host} has {what} at {path}, unlike {socket.gethostname()}", hint=_HINT)
         for path, sight in sights.items():
             self._known |= {path} if sight.format else {path, os.path.dirname(path)}
 

@@ -137,7 +137,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self.policies[name]
         known = ", ".join(sorted(self.policies)) or "(none is configured)"
         raise UsageError(
-            f"{name!r} is no policy of {self.looked_for}",
+            f"no policy {name!r} in {self.looked_for}",
             hint=nearest(name, self.policies)
             + f"policies: {known}; --config or REPLICATOR_CONFIG names another file; see docs/policies.md",
         )
@@ -158,13 +158,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         same = {name: _in(each, catalog) for name, each in self.metastores.items() if each.uri == given}
         found = next(iter(same.values()), None)
         if any(each != found for each in same.values()):
-            raise UsageError(f"{given} is the URI of several metastores", hint=f"name one of them: {', '.join(same)}")
+            raise UsageError(
+                f"{given} is the URI of several metastores", hint=f"use one of their names: {', '.join(same)}"
+            )
         if found is not None:
             return found
         if ":" in given:
             return checked(_in(MetastoreConfig(given), catalog))
         raise UsageError(
-            f"{given!r} is neither a metastore's URI nor one's name in {self.looked_for}",
+            f"{given!r} is neither a metastore URI nor the name of a metastore in {self.looked_for}",
             hint=nearest(given, self.metastores)
             + f"write thrift://host:port, or one of: {', '.join(self.metastores) or '(none is configured)'}",
         )
@@ -196,7 +198,7 @@ def read_config(path: Path | None) -> Config:
     except FileNotFoundError:
         if not given:
             return Config(looked_for=f"{path.absolute()}, which does not exist")
-        raise ConfigError(f"{path}: there is no such file", hint="check --config and REPLICATOR_CONFIG") from None
+        raise ConfigError(f"{path}: the file does not exist", hint="check --config and REPLICATOR_CONFIG") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", hint="check its rights, and that it is UTF-8") from error
     except tomllib.TOMLDecodeError as error:
@@ -262,7 +264,7 @@ def _check_scopes(ingestion: IngestionConfig, policies: Mapping[str, Policy]) ->
         for policy in given.policies or ():
             if policy not in policies:
                 hint = nearest(policy, policies) + f"policies: {', '.join(sorted(policies)) or '(none is configured)'}"
-                raise ConfigError(f"ingestion.classes.{name}.policies: {policy!r} is no policy", hint=hint)
+                raise ConfigError(f"ingestion.classes.{name}.policies: {policy!r} is not a policy", hint=hint)
 
 
 def _replicating(config: Config, policies: Mapping[str, Policy]) -> tuple[Policy, ...]:

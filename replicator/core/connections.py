@@ -191,7 +191,7 @@ def checked(config: MetastoreConfig | str, name: str = "") -> MetastoreConfig:
         except ValueError as error:
             raise ConfigError(f"{begin}{key}: {error}") from None
         if not fits:
-            raise ConfigError(f"{begin}{key}: must be more than nothing", hint="write a duration such as 20s")
+            raise ConfigError(f"{begin}{key}: must be greater than zero", hint="write a duration such as 20s")
     _check_secrets(config, begin)
     for key, (other, values) in _ONLY_WITH.items():
         if getattr(config, key) and getattr(config, other) not in values:
@@ -211,7 +211,7 @@ def addresses(uri: str) -> list[Address]:
 def _address(part: str, uri: str) -> Address:
     if "@" in part or "?" in part:
         raise UsageError(
-            "a metastore's URI takes no user, password or parameter",
+            "a metastore URI cannot have a user, password or parameter",
             hint='write thrift://host:port, and the identity as keys of [metastores.NAME]: user = "...", '
             'password = "file:..."',
         )
@@ -240,8 +240,8 @@ def _check_secrets(config: MetastoreConfig, begin: str) -> None:
     for key, value in written.items():
         if value is not None and not is_reference(value):
             raise ConfigError(
-                f"{begin}{key}: a secret is not written here",
-                hint=f'write where it is: {key} = "file:/path", "env:NAME" or "command:program argument"',
+                f"{begin}{key}: a secret must be given by reference",
+                hint=f'write its location: {key} = "file:/path", "env:NAME" or "command:program argument"',
             )
 
 
@@ -249,12 +249,12 @@ def _needs(config: MetastoreConfig) -> list[tuple[str, str]]:
     sasl = config.auth != "none"
     given = [
         (config.auth == "plain" and not (config.user and config.password), "auth", "PLAIN needs user and password"),
-        (config.auth == "token" and not config.token, "auth", "a delegation token is needed: token"),
-        (config.auth == "token" and bool(config.user), "user", "a token has an owner, and no other user"),
+        (config.auth == "token" and not config.token, "auth", "needs a delegation token: token"),
+        (config.auth == "token" and bool(config.user), "user", "a token determines the user"),
         (bool(config.keytab) and not config.client_principal, "keytab", "needs client_principal"),
-        (bool(config.keytab and config.ticket_cache), "keytab", "is used in place of ticket_cache: give one of them"),
-        (bool(config.certificate) != bool(config.key), "certificate", "certificate and key are given together"),
-        (sasl and config.transport == "framed", "transport", "SASL has frames of its own: leave out framed"),
+        (bool(config.keytab and config.ticket_cache), "keytab", "replaces ticket_cache: set only one of them"),
+        (bool(config.certificate) != bool(config.key), "certificate", "certificate and key must be set together"),
+        (sasl and config.transport == "framed", "transport", "SASL has its own framing: remove framed"),
         (sasl and config.transport == "http", "auth", "HTTP carries the identity in jwt, headers or user"),
         (not config.tls and bool(config.ca or config.certificate), "tls", "must be true for ca and certificate"),
     ]
@@ -316,9 +316,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_gateway(config: GatewayConfig) -> GatewayConfig:
     """Returns the value if its keys fit together. Raises ConfigError naming the key."""
     for wrong, key, why in (
-        (bool(config.certificate) != bool(config.key), "certificate", "certificate and key are given together"),
+        (bool(config.certificate) != bool(config.key), "certificate", "certificate and key must be set together"),
         (bool(config.client_ca) and not config.certificate, "client_ca", "only with certificate and key"),
-        (bool(config.principal) != bool(config.keytab), "principal", "principal and keytab are given together"),
+        (bool(config.principal) != bool(config.keytab), "principal", "principal and keytab must be set together"),
         (bool(config.realms) and not config.principal, "realms", "only with principal and keytab"),
         (config.auth_to_local is not None and not config.principal, "auth_to_local", "only with principal and keytab"),
         (config.protection != "authentication" and not config.principal, "protection", "only with principal"),
@@ -329,9 +329,9 @@ def check_gateway(config: GatewayConfig) -> GatewayConfig:
             "token_key",
             "the encryption of DIGEST-MD5 is broken: for privacy, set certificate and key",
         ),
-        (bool(config.principal) and config.transport == "framed", "transport", "SASL has frames of its own"),
+        (bool(config.principal) and config.transport == "framed", "transport", "SASL has its own framing"),
         *(
-            (value is not None and not is_reference(value), name, f"a secret is not written here: {REFERENCES}")
+            (value is not None and not is_reference(value), name, f"a secret must be given by reference: {REFERENCES}")
             for name, value in (("key_password", config.key_password), ("token_key", config.token_key))
         ),
     ):
@@ -348,8 +348,8 @@ _OWN = (_HIVE, "spark.hadoop.metastore.")
 _FILES = ("HADOOP_CONF_DIR", "HIVE_CONF_DIR", "SPARK_CONF_DIR")
 _STRONGEST_FIRST = ("privacy", "integrity", "authentication")
 _HINT = (
-    "set Spark's own access to it: spark.hadoop.hive.metastore.* in [spark], by --spark-conf or in a hive-site.xml of "
-    "HADOOP_CONF_DIR"
+    "configure Spark's own access to it: spark.hadoop.hive.metastore.* in [spark], by --spark-conf or in a "
+    "hive-site.xml of HADOOP_CONF_DIR"
 )
 
 
@@ -358,10 +358,10 @@ def require_pyspark() -> None:
     if importlib.util.find_spec("pyspark") is None:
         home = os.environ.get("SPARK_HOME")
         raise SparkMissing(
-            "this needs Spark, and PySpark is not installed",
-            hint=f"add {home}/python and its lib/py4j-*.zip to PYTHONPATH, or run this by {home}/bin/spark-submit"
+            "this requires Spark, but PySpark is not installed",
+            hint=f"add {home}/python and its lib/py4j-*.zip to PYTHONPATH, or run this with {home}/bin/spark-submit"
             if home
-            else "pip install 'replicator[spark]' ('replicator[local]': with a Java, too), or give --engine local",
+            else "pip install 'replicator[spark]' ('replicator[local]': includes Java), or use --engine local",
         )
 
 
@@ -405,22 +405,22 @@ def _lacking(config: MetastoreConfig) -> Iterator[tuple[str, str]]:
     service, _, realm = (config.principal or "").partition("@")
     whoever = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
     if config.auth in ("plain", "token"):
-        yield f'its Hive client knows no auth = "{config.auth}"', _HINT
+        yield f'its Hive client does not support auth = "{config.auth}"', _HINT
     if config.transport == "http":
-        yield "its Hive client knows no HTTP", _HINT
+        yield "its Hive client does not support HTTP", _HINT
     if config.certificate:
-        yield "its Hive client shows no client certificate", _HINT
+        yield "its Hive client does not support client certificates", _HINT
     if kerberos and not (realm and "/" in service):
         yield "its Hive client needs the server's principal with its realm", 'write principal = "hive/_HOST@REALM"'
     if kerberos and config.user:
-        yield f"it would not act for user {config.user}, but as its own principal", _HINT
+        yield f"it would connect as its own principal, not for user {config.user}", _HINT
     if kerberos and config.ticket_cache and os.environ.get("KRB5CCNAME") != config.ticket_cache:
         yield (
-            "it takes tickets from the default cache, not from ticket_cache",
+            "it reads tickets from the default cache, not from ticket_cache",
             f"set KRB5CCNAME={config.ticket_cache}, or keytab and client_principal in [metastores.NAME]",
         )
     if config.auth == "none" and config.user and config.user != whoever:
-        yield f"it would ask as {whoever}, not as user {config.user}", f"set HADOOP_USER_NAME={config.user}"
+        yield f"it would connect as {whoever}, not as user {config.user}", f"set HADOOP_USER_NAME={config.user}"
 
 
 def _spark_runs() -> bool:
@@ -435,10 +435,10 @@ def _trust_store(config: MetastoreConfig) -> str:
     try:
         trusted = ssl.create_default_context(cafile=config.ca).get_ca_certs(binary_form=True)
     except (OSError, ValueError) as error:
-        raise UsageError(f"ca {config.ca} cannot be read", hint="it is a PEM file") from error
+        raise UsageError(f"ca {config.ca} cannot be read", hint="it must be a PEM file") from error
     if not trusted:
         raise UsageError(
-            "Spark's Hive client knows no certificate to trust", hint="set ca in [metastores.NAME] to a PEM file"
+            "Spark's Hive client has no trusted certificate", hint="set ca in [metastores.NAME] to a PEM file"
         )
     place = Path(tempfile.mkdtemp(prefix="replicator-trust-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)

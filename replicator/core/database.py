@@ -69,7 +69,7 @@ class Database:
             if parsed.drivername in ("postgresql", "postgres"):
                 parsed = parsed.set(drivername="postgresql+psycopg")
             if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-                raise ConfigError(f"{given_by}: {parsed.drivername}: only sqlite and postgresql are known")
+                raise ConfigError(f"{given_by}: {parsed.drivername}: only sqlite and postgresql are supported")
             self._engine = _engine(parsed, connections)
         except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is not a number
             raise ConfigError(f"{given_by}: {error}", hint="e.g. postgresql://user@host/replicator") from error
@@ -161,7 +161,7 @@ class Database:
             raise self._error(error) from error
         except PoolTimeout as error:
             message = f"{self._name} {self.url}: all connections are in use"
-            raise StoreUnreachable(message, hint="try again; look at its load, and whether it hangs") from error
+            raise StoreUnreachable(message, hint="try again; check its load, and whether it hangs") from error
         except SQLAlchemyError as error:
             raise Error(f"{self.url}: {error}") from error
 

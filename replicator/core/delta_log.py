@@ -42,7 +42,7 @@ def named_files(names: Iterable[str], open_file: Open) -> set[str]:
     names = list(names)
     last = last_version(names)
     if last is None:
-        raise FormatError("a Delta log without any version", hint="see whether the table was ever committed")
+        raise FormatError("the Delta log has no version", hint="check whether the table was ever committed")
     begun = checkpoints(names)
     begin = max((version for version in begun if version <= last), default=None)
     live: dict[tuple[str, str], Action] = {}

@@ -196,7 +196,7 @@ class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except ValueError as error:
             raise ConfigError(f"log.heartbeat: {error}", hint="write a duration such as 30s or 1m") from error
         if not found:
-            raise ConfigError("log.heartbeat: is nothing", hint="write a duration such as 30s or 1m")
+            raise ConfigError("log.heartbeat: is zero", hint="write a duration such as 30s or 1m")
         return found
 
 

@@ -22,11 +22,11 @@ INCOMPLETE = "incomplete"  # the status of a report that lists any
 PARTIAL = 3  # its exit code
 PROPERTY = "replicator.not_replicated"  # property of a replica's database, available even if its source is not
 REMOTE = (
-    "it is REMOTE: its tables are another system's, and its data connector, which may have passwords, is not replicated"
+    "it is REMOTE: its tables belong to another system; its data connector, which may have passwords, is not replicated"
 )
 """Reason for a REMOTE database."""
 CONNECTOR = "data connector "  # begin of the name of such an object, which belongs to no database
-NO_CONNECTOR = "it may have passwords: make it by hand where it is wanted"
+NO_CONNECTOR = "it may have passwords: create it by hand where it is needed"
 NOT_TAKEN = "the target's metastore does not take it"  # begin of the reason of such an object
 ROOM = 3500  # characters of its value: metastores store at most 4000 of a property
 
@@ -143,7 +143,7 @@ _REASONS: dict[Format, str] = {
     "iceberg-view": "an Iceberg view: its definition is a file of the source",
     "hudi": "a Hudi table: its timeline and its log files have hidden names, which are not captured",
     "acid": "a transactional table: its rows depend on the source's transactions",
-    "paimon": "a Paimon table: its snapshots say which files count",
+    "paimon": "a Paimon table: its snapshots define which files are valid",
     "symlink": "a table of symbolic links: its files name the source's files",
 }
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"

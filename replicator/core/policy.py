@@ -178,8 +178,8 @@ def refuse_shared_queues(policies: Iterable[Policy]) -> None:
             first = readers.setdefault(url, policy)
             if as_written(first.cmroot) != as_written(policy.cmroot):
                 raise ConfigError(
-                    f"policies.{policy.name}.s3_events: the root of policy {first.name} reads the queue {url}, too",
-                    hint="send the bucket's notifications to a queue for each root",
+                    f"policies.{policy.name}.s3_events: the root of policy {first.name} also reads the queue {url}",
+                    hint="send the bucket's notifications to one queue per root",
                 )
 
 
@@ -244,7 +244,8 @@ def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreCon
     Raises ConfigError naming the policy and the key."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"policies.{name}: not a name for a policy", hint="letters, digits, dot, dash, underscore; at most 63"
+            f"policies.{name}: not a valid policy name",
+            hint="use letters, digits, dots, dashes, underscores; at most 63",
         )
     try:
         written = msgspec.convert(values, _InFile)
@@ -295,20 +296,20 @@ def _in(metastore: MetastoreConfig, catalog: str | None) -> MetastoreConfig:
 def _fits_together(reading: _Reading, policy: Policy) -> None:
     """Checks combinations of keys."""
     if not policy.databases:
-        raise reading.wrong("databases", "is empty", "'.*' is every database")
+        raise reading.wrong("databases", "is empty", "'.*' matches every database")
     if same_metastore(policy.source, policy.target):
         raise reading.wrong("target", f"is the source: {policy.target}", "a policy needs two metastores")
     names = matching_databases(policy, policy.rename_db)
     for db in policy.rename_db:
         if db not in names:
-            raise reading.wrong(f"rename_db.{db}", "is none of its databases", "see `databases`")
+            raise reading.wrong(f"rename_db.{db}", "is not one of its databases", "see `databases`")
     for table in policy.partitions:
         if not matching_databases(policy, [table.partition(".")[0]]):
-            raise reading.wrong(f"partitions.{table!r}", "is in none of its databases", "see `databases`")
+            raise reading.wrong(f"partitions.{table!r}", "is not in one of its databases", "see `databases`")
     places = {"cmroot": policy.cmroot, "target_cmroot": policy.target_cmroot, "dumps": policy.dumps}
     for (key, place), (other, above) in [*combinations(places.items(), 2), *combinations(reversed(places.items()), 2)]:
         if as_written(place).is_below(as_written(above)):
-            raise reading.wrong(key, f"lies in {other}: {place}", "each needs a directory of its own")
+            raise reading.wrong(key, f"is inside of {other}: {place}", "each needs a directory of its own")
 
 
 class _Reading:
@@ -368,7 +369,7 @@ class _Reading:
         for table, text in written.items():
             key = f"partitions.{table!r}"
             if not _TABLE.fullmatch(table):
-                raise self.wrong(key, "is not a table's name", 'write "db.table" = "day >= \'2026-01-01\'"')
+                raise self.wrong(key, "is not a table name", 'write "db.table" = "day >= \'2026-01-01\'"')
             found[table.lower()] = self.key(key, parse_partition_filter, text)
         return found
 
@@ -376,7 +377,9 @@ class _Reading:
         found: dict[str, str] = {}
         for before, after in written.items():
             if not after.strip() or after.lower() in found.values():
-                raise self.wrong(f"rename_db.{before}", f"{after!r} is empty or taken", "each database needs its own")
+                raise self.wrong(
+                    f"rename_db.{before}", f"{after!r} is empty or already used", "each database needs its own name"
+                )
             found[before.lower()] = after.lower()
         return found
 

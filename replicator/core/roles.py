@@ -59,7 +59,7 @@ def mark_of(parameters: Mapping[str, str], name: str, *, repair: bool = False) -
         if repair:
             return RoleMark(Role.NONE, int(epoch) if counts else 0)
         raise FormatError(
-            f"{name}: {ROLE}={role}, {EPOCH}={epoch} is no role that this release knows",
+            f"{name}: {ROLE}={role}, {EPOCH}={epoch} is not a role that this release knows",
             hint="set it again with `replicator role set --force`, or use the release that wrote it",
         )
     return RoleMark(Role(role), int(epoch), parameters.get(BY, ""))
@@ -88,22 +88,22 @@ def may_dump_from(
     if source.role is Role.REPLICA and not allow_replica:
         raise Refused(
             f"{name} is a replica (epoch {source.epoch}): its data is a copy, and may be behind",
-            hint="dump from the primary; to replicate a replica on, say so with --allow-replica",
+            hint="dump from the primary; to replicate from a replica, use --allow-replica",
             details={"role": source.role.value, "epoch": source.epoch},
         )
     if source.role is Role.FENCED and not draining:
         raise Refused(
-            f"{name} is fenced (epoch {source.epoch}): it gave up being the primary, or was replaced",
-            hint="dump from the side that is primary (`replicator role show` on both); finish a switchover that was "
-            "interrupted by running it again, or take the old primary back with failback",
+            f"{name} is fenced (epoch {source.epoch}): it handed over the primary role, or was replaced",
+            hint="dump from the primary (`replicator role show` on both sides); run an interrupted switchover again, "
+            "or bring the old primary back with failback",
             details={"role": source.role.value, "epoch": source.epoch},
         )
     if source.epoch < known_epoch:
         raise Refused(
-            f"{name} is at epoch {source.epoch}, the target knows epoch {known_epoch}: another side became the primary "
-            "since",
-            hint="the side with the highest epoch is right: replicate from there. If this database was only made anew, "
-            f"`replicator role set --role primary --epoch {known_epoch + 1}` says that it is right",
+            f"{name} is at epoch {source.epoch}, the target knows epoch {known_epoch}: another side has become "
+            "the primary",
+            hint="the side with the highest epoch is valid: replicate from there. If this database was only created "
+            f"again, `replicator role set --role primary --epoch {known_epoch + 1}` makes it valid",
             details={"role": source.role.value, "epoch": source.epoch, "known_epoch": known_epoch},
         )
 
@@ -123,20 +123,20 @@ def may_load_into(name: str, target: RoleMark, *, source_epoch: int | None = Non
     if target.role is Role.PRIMARY:
         raise Refused(
             f"{name} is the primary (epoch {target.epoch}): a load would overwrite changes there",
-            hint="load into the replica; if this side is to be the replica again, use switchover or failback",
+            hint="load into the replica; to make this side the replica again, use switchover or failback",
             details=details,
         )
     if target.role is Role.FENCED:
         raise Refused(
-            f"{name} is fenced (epoch {target.epoch}): it may hold changes that were replicated nowhere",
-            hint="failback keeps those changes and makes it a replica; a switchover that was interrupted is run again",
+            f"{name} is fenced (epoch {target.epoch}): it may have changes that were not replicated",
+            hint="failback keeps those changes and makes it a replica; run an interrupted switchover again",
             details=details,
         )
     if source_epoch is not None and source_epoch < target.epoch:
         raise Refused(
-            f"{name} knows epoch {target.epoch}, the dump is of epoch {source_epoch}: another side became the primary "
-            "since",
-            hint="the side with the highest epoch is right: dump from there",
+            f"{name} knows epoch {target.epoch}, the dump is of epoch {source_epoch}: another side has become "
+            "the primary",
+            hint="the side with the highest epoch is valid: dump from there",
             details=details | {"source_epoch": source_epoch},
         )
 
@@ -172,16 +172,16 @@ def consequence(before: Role, after: Role) -> str:
     match after:
         case Role.PRIMARY if before is not Role.NONE:
             return (
-                "if another side is primary too, both take writes and neither is replicated: changes will be lost. "
-                "switchover and failover look first, this does not"
+                "if another side is also primary, both accept writes and neither is replicated: changes will be lost. "
+                "switchover and failover check this, this command does not"
             )
         case Role.REPLICA if before in (Role.PRIMARY, Role.FENCED):
             return (
-                "the next load overwrites what was written here and not replicated, without listing it. failback keeps "
-                "and lists it"
+                "the next load overwrites changes written here that were not replicated, without listing them. "
+                "failback keeps and lists them"
             )
         case Role.NONE:
-            return "no rule protects it any more: it may be dumped as if it were a primary, and be loaded into"
+            return "no rule protects it any more: it can be dumped like a primary, and loaded into"
     return ""
 
 

@@ -50,7 +50,7 @@ def heartbeat(facts: Callable[[], Mapping[str, object]]) -> Iterator[None]:
         while not ended.wait(_Interval.seconds):
             found = facts()
             text = ", ".join(f"{name} {value}" for name, value in found.items())
-            log.info("at work: %s", text, extra={"heartbeat": True, **found})
+            log.info("running: %s", text, extra={"heartbeat": True, **found})
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

@@ -70,7 +70,7 @@ def call(command: Sequence[str], body: bytes) -> None:
     except subprocess.TimeoutExpired:
         raise ValueError(f"{program} took longer than {PATIENCE:.0f} s") from None
     if done.returncode:
-        raise ValueError(f"{program} ended with {done.returncode}")
+        raise ValueError(f"{program} ended with exit code {done.returncode}")
 
 
 # ---- kafka topic -----------------------------------------------------------------------------------------------------

@@ -64,13 +64,13 @@ def check_proxy(proxy: ProxyConfig) -> None:
     for key in ("user_header", "groups_header", "address_header"):
         name = getattr(proxy, key)
         if name is not None and not _HEADER.fullmatch(name):
-            raise ConfigError(f"service.proxy.{key}: {name!r} is no name of a header")
+            raise ConfigError(f"service.proxy.{key}: {name!r} is not a header name")
     if (proxy.user_header or proxy.groups_header or proxy.groups) and not proxy.networks:
-        hint = "whoever asks from elsewhere could call himself as he likes"
-        raise ConfigError("service.proxy.networks: are needed, to know whose headers are believed", hint=hint)
+        hint = "otherwise, any client could choose its own user name"
+        raise ConfigError("service.proxy.networks: required, to define whose headers are trusted", hint=hint)
     if proxy.user_header and not (proxy.groups_header and proxy.groups):
-        hint = "[service.proxy.groups.NAME] with a role"
-        raise ConfigError("service.proxy: without groups_header and groups no user may do anything", hint=hint)
+        hint = "add [service.proxy.groups.NAME] with a role"
+        raise ConfigError("service.proxy: without groups_header and groups, no user may do anything", hint=hint)
 
 
 def check_limits(limits: LimitConfig) -> None:
@@ -78,7 +78,7 @@ def check_limits(limits: LimitConfig) -> None:
     for key in ("header_time", "body_time", "write_time", "idle_time"):
         try:
             if not parse_duration(getattr(limits, key)):
-                raise ValueError("is no time")
+                raise ValueError("is zero")
         except ValueError as error:
             raise ConfigError(f"service.limits.{key}: {error}", hint="write a duration such as 10s") from error
     try:
@@ -87,7 +87,7 @@ def check_limits(limits: LimitConfig) -> None:
         raise ConfigError(f"service.limits.body: {error}", hint="write a size such as 64KiB") from error
     for key in ("connections", "requests_per_second", "burst"):
         if getattr(limits, key) <= 0:
-            raise ConfigError(f"service.limits.{key}: is not above 0")
+            raise ConfigError(f"service.limits.{key}: must be above 0")
 
 
 # ---- service config --------------------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ def check_alerts(alerts: AlertConfig) -> None:
             raise ConfigError(f"alerts.{key}: is less than 1")
     for key in ("headroom", "disk"):
         if not 0 <= getattr(alerts, key) <= 1:
-            raise ConfigError(f"alerts.{key}: is no share between 0 and 1")
+            raise ConfigError(f"alerts.{key}: is not a share between 0 and 1")
     check_receivers("alerts", alerts.webhooks, alerts.commands)
     for name, mail in alerts.mails.items():
         host, colon, port = mail.server.rpartition(":")
         if not (host and colon and port.isascii() and port.isdecimal()) or not mail.to:
-            raise ConfigError(f'alerts.mails.{name}: needs server = "HOST:PORT", and somebody in `to`')
+            raise ConfigError(f'alerts.mails.{name}: needs server = "HOST:PORT", and an address in `to`')
         if any("\n" in each or "\r" in each for each in (mail.sender, *mail.to)):
-            raise ConfigError(f"alerts.mails.{name}: an address has a line's end in it")
+            raise ConfigError(f"alerts.mails.{name}: an address contains a line break")
         _reference(f"alerts.mails.{name}.password", mail.password)
 
 
@@ -213,7 +213,7 @@ def check_receivers(key: str, webhooks: Mapping[str, WebhookConfig], commands: M
     for name, hook in webhooks.items():
         parts = urlsplit(hook.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
-            raise ConfigError(f"{key}.webhooks.{name}.url: is no http or https URL without a password")
+            raise ConfigError(f"{key}.webhooks.{name}.url: must be an http or https URL without a password")
         _reference(f"{key}.webhooks.{name}.secret", hook.secret)
     for name, command in commands.items():
         if not command.command:
@@ -222,7 +222,9 @@ def check_receivers(key: str, webhooks: Mapping[str, WebhookConfig], commands: M
 
 def _reference(key: str, text: str | None) -> None:
     if text is not None and not is_reference(text):
-        raise ConfigError(f"{key}: a secret is not written here", hint="write file:PATH, env:NAME or command:PROGRAM")
+        raise ConfigError(
+            f"{key}: a secret must be given by reference", hint="write file:PATH, env:NAME or command:PROGRAM"
+        )
 
 
 # ---- lineage config --------------------------------------------------------------------------------------------------
@@ -244,10 +246,10 @@ def check_lineage(lineage: LineageConfig) -> None:
     if lineage.url is not None:
         parts = urlsplit(lineage.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
-            raise ConfigError("lineage.url: is no http or https URL without a password")
+            raise ConfigError("lineage.url: must be an http or https URL without a password")
     if lineage.token is not None and not is_reference(lineage.token):
         hint = "write file:PATH, env:NAME or command:PROGRAM"
-        raise ConfigError("lineage.token: a secret is not written here", hint=hint)
+        raise ConfigError("lineage.token: a secret must be given by reference", hint=hint)
 
 
 # ---- notify config ---------------------------------------------------------------------------------------------------
@@ -298,23 +300,23 @@ def check_notify(notify: NotifyConfig) -> None:
         for name in getattr(notify, channel):
             if name not in known and (channel, name) != ("schemas", LINEAGE):
                 hint = f"receivers: {', '.join(sorted(known)) or '(none is configured)'}"
-                raise ConfigError(f"ingestion.notify.{channel}: {name!r} is no receiver", hint=hint)
+                raise ConfigError(f"ingestion.notify.{channel}: {name!r} is not a receiver", hint=hint)
             told.add(name)
     if silent := sorted(known - told):
-        hint = f"name it in one of {', '.join(CHANNELS)}"
-        raise ConfigError(f"ingestion.notify.{silent[0]}: is told nothing", hint=hint)
+        hint = f"list it in one of {', '.join(CHANNELS)}"
+        raise ConfigError(f"ingestion.notify.{silent[0]}: receives no notices", hint=hint)
 
 
 def _check_kafka(key: str, kafka: KafkaConfig) -> None:
     for each in kafka.servers.split(","):
         host, colon, port = each.strip().rpartition(":")
         if not (host and colon and port.isascii() and port.isdecimal()):
-            raise ConfigError(f"{key}.servers: {each.strip()[:80]!r} is no server", hint='write "host:9092"')
+            raise ConfigError(f"{key}.servers: {each.strip()[:80]!r} is not a server address", hint='write "host:9092"')
     if not re.fullmatch(r"[\w.-]{1,249}", kafka.topic, re.ASCII):
         raise ConfigError(
-            f"{key}.topic: {kafka.topic[:80]!r} is no name of a topic", hint="letters, digits, ., _ and -"
+            f"{key}.topic: {kafka.topic[:80]!r} is not a topic name", hint="use letters, digits, ., _ and -"
         )
     for name, value in kafka.settings.items():
         if any(each in name for each in _SECRET) and not is_reference(value):
             hint = 'write "file:/path", "env:NAME" or "command:program argument"'
-            raise ConfigError(f"{key}.settings.{name}: is no reference to a secret", hint=hint)
+            raise ConfigError(f"{key}.settings.{name}: is not a reference to a secret", hint=hint)

@@ -101,14 +101,14 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
         words = source.url.split(":", 2)
         if len(words) < 3 or words[0] != "jdbc" or words[1] not in KINDS:
             hint = "write a JDBC URL such as jdbc:postgresql://host:5432/database"
-            raise ConfigError(f"{key}.url: {', '.join(KINDS)} are known, not {source.url[:60]!r}", hint=hint)
+            raise ConfigError(f"{key}.url: only {', '.join(KINDS)} are supported, not {source.url[:60]!r}", hint=hint)
         if "password" in source.url.lower() or "@" in words[2].split("?")[0]:
-            raise ConfigError(f"{key}.url: holds a user or a password", hint="give user, and password by reference")
+            raise ConfigError(f"{key}.url: contains a user or a password", hint="set user, and password by reference")
         if source.password is not None and not is_reference(source.password):
             hint = 'write "file:/path", "env:NAME" or "command:program argument"'
-            raise ConfigError(f"{key}.password: is no reference to a secret", hint=hint)
+            raise ConfigError(f"{key}.password: is not a reference to a secret", hint=hint)
         if source.readers < 1 or source.fetch < 1:
-            raise ConfigError(f"{key}: readers and fetch are at least 1")
+            raise ConfigError(f"{key}: readers and fetch must be at least 1")
     for name, given in ingestion.classes.items():
         _check_class(given, f"ingestion.classes.{name}")
     if ingestion.slots < 1:
@@ -123,11 +123,11 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"ingestion.{key}: {error}", hint=f"write a duration such as {example}") from error
         if key == "lease" and found.total_seconds() < SHORTEST_LEASE:
-            raise ConfigError(f"ingestion.lease: is less than {SHORTEST_LEASE} seconds", hint="60s suits most")
+            raise ConfigError(f"ingestion.lease: is less than {SHORTEST_LEASE} seconds", hint="60s suits most cases")
     if not POOL.fullmatch(ingestion.pool):
-        raise ConfigError("ingestion.pool: is no name of a pool", hint="write letters, digits, _, - and .")
+        raise ConfigError("ingestion.pool: is not a pool name", hint="use letters, digits, _, - and .")
     if ingestion.log.count(".") != 1:
-        raise ConfigError("ingestion.log: is no table", hint="write db.table")
+        raise ConfigError("ingestion.log: is not a table name", hint="write db.table")
     check_notify(ingestion.notify)
 
 
@@ -136,13 +136,13 @@ def check_zone(ingestion: IngestionConfig, zones: Mapping[str, str | None]) -> N
     Raises ConfigError."""
     if ingestion.metastore and any(zones.values()) and zones.get(ingestion.metastore) != LANDING_ZONE:
         there = ", ".join(sorted(name for name, zone in zones.items() if zone == LANDING_ZONE)) or "none"
-        told = f"ingestion.metastore: {ingestion.metastore} is not of the zone {LANDING_ZONE}"
-        raise ConfigError(told, hint=f"of [metastores] with this zone, there are: {there}")
+        told = f"ingestion.metastore: {ingestion.metastore} is not in zone {LANDING_ZONE}"
+        raise ConfigError(told, hint=f"[metastores] with this zone: {there}")
 
 
 def _check_class(given: ClassConfig, key: str) -> None:
     if given.erasure_ids is not None and not IDS.fullmatch(given.erasure_ids):
-        raise ConfigError(f"{key}.erasure_ids: is no column of ids", hint="write DB.TABLE:COLUMN")
+        raise ConfigError(f"{key}.erasure_ids: is not a column of ids", hint="write DB.TABLE:COLUMN")
     try:
         _ = parse_duration(given.retention or "0s")
     except ValueError as error:
@@ -151,9 +151,9 @@ def _check_class(given: ClassConfig, key: str) -> None:
 
 def _check_directory(source: SourceConfig, key: str, landing: str) -> None:
     if source.url or source.user or source.password:
-        raise ConfigError(f"{key}: has a path and a database's url, user or password", hint="give either")
+        raise ConfigError(f"{key}: has a path and a database's url, user or password", hint="set one of them")
     if not (source.path.startswith("/") or "://" in source.path):
-        raise ConfigError(f"{key}.path: {source.path[:60]!r} is no absolute path and no URL")
+        raise ConfigError(f"{key}.path: {source.path[:60]!r} is neither an absolute path nor a URL")
     one, other = (each.rstrip("/") + "/" for each in (source.path, landing or "/"))
     if landing and (one.startswith(other) or other.startswith(one)):
-        raise ConfigError(f"{key}.path: overlaps ingestion.landing", hint="only ingestion writes where tables land")
+        raise ConfigError(f"{key}.path: overlaps ingestion.landing", hint="only ingestion may write where tables land")

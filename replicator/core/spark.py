@@ -129,10 +129,10 @@ class SparkEngine:
             except Exception as error:
                 raise Error(
                     f"no SparkContext in {type(self._given).__name__}: {cause_of(error)}",
-                    hint="give a SparkSession of this process; one of Spark Connect has none",
+                    hint="pass a SparkSession of this process; one of Spark Connect has none",
                 ) from error
             if context._jsc is None:
-                raise Error("the given SparkSession is stopped", hint="give one that is running, or none")
+                raise Error("the given SparkSession is stopped", hint="pass one that is running, or none")
         return context
 
     @property
@@ -201,12 +201,13 @@ class SparkEngine:
         statement that changes data is valid."""
         session = self._session()
         if session.conf.get(_CATALOG, "in-memory") != "hive":
-            raise Error("Spark runs already, without a metastore", hint="ask queries in a process of their own")
+            raise Error("Spark is already running, without a metastore", hint="run queries in a separate process")
         try:
             found = session.sql(f"SELECT * FROM (\n{query}\n) LIMIT {rows}").collect()
         except Exception as error:
             raise Error(
-                f"the query failed: {cause_of(error)}", hint=hint_of(error, "ask it in a Spark shell for all of it")
+                f"the query failed: {cause_of(error)}",
+                hint=hint_of(error, "run it in a Spark shell for the complete error"),
             ) from error
         return [list(row) for row in found]
 
@@ -220,8 +221,8 @@ class SparkEngine:
         catalog, there = session.conf.get(_CATALOG, "in-memory"), _metastore_of(session)
         if catalog != "hive" or there != settings[_URIS]:
             raise Error(
-                f"Spark runs already, with another catalog: {there or 'none' if catalog == 'hive' else catalog}",
-                hint=f"run this in a process of its own, or in a Spark with Hive support on {settings[_URIS]}",
+                f"Spark is already running, with another catalog: {there or 'none' if catalog == 'hive' else catalog}",
+                hint=f"run this in a separate process, or in a Spark with Hive support on {settings[_URIS]}",
             )
         if not self._is_ours:
             for key, value in settings.items():
@@ -372,7 +373,7 @@ def counted(frame: Any, patience: float = 60.0) -> tuple[Any, Callable[[], int]]
         waiting.start()
         waiting.join(patience)
         if not found:
-            raise Error("Spark did not say how many rows it wrote", hint="run the same command again")
+            raise Error("Spark did not report how many rows it wrote", hint="run the same command again")
         return found[0]
 
     return watched, rows

@@ -309,7 +309,7 @@ def check_queues(queues: Mapping[str, str]) -> None:
     has two queues, or a queue two buckets."""
     for bucket, url in queues.items():
         if scheme(bucket) != "s3" or split_authority(bucket)[1].strip("/") or "://" not in url:
-            raise ValueError(f"{bucket}={url} is no bucket and its queue")
+            raise ValueError(f"{bucket}={url} is not a bucket and its queue")
     if len({normal(bucket) for bucket in queues}) < len(queues):
         raise ValueError("one bucket with two queues")
     if len(set(queues.values())) < len(queues):
@@ -354,7 +354,7 @@ def _number(letter: str) -> str:
 def scalar_type(text: str) -> str:
     """Returns a scalar type unchanged. Raises ValueError for anything else."""
     if not _SCALAR.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is no type of single values")
+        raise ValueError(f"{text[:80]!r} is not a scalar type")
     return text
 
 

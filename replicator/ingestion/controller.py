@@ -139,7 +139,7 @@ class Controller:
                 append(self._metastore, join(self._config.landing, DIRECTORY), self._config.log, rows)
                 self._store.end_logging(found[-1].id)
         except Error as error:
-            log.warning("the table %s was not appended to: %s", self._config.log, error)
+            log.warning("appending to table %s failed: %s", self._config.log, error)
             with self._counting:
                 self.worked.status = "partial"
                 self.worked.errors = [*self.worked.errors[-9:], f"{self._config.log}: {error.message}"]
@@ -151,7 +151,7 @@ class Controller:
         except Error as error:
             if once or not error.transient:
                 raise
-            log.warning("no job is claimed: %s", error)
+            log.warning("claiming a job failed: %s", error)
             return None
 
     def _work_on(self, claimed: Claimed) -> None:
@@ -218,7 +218,7 @@ class Controller:
             if work is not None and self._store.kept(claimed.job) == frozenset():
                 discard(work)
         except Error as failed:
-            log.warning("job %s: what became of it was not written down: %s", claimed.job, failed)
+            log.warning("job %s: its outcome was not recorded: %s", claimed.job, failed)
 
     @contextlib.contextmanager
     def _held(self, claimed: Claimed) -> Iterator[Callable[[], None]]:

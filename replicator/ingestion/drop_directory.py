@@ -59,12 +59,14 @@ def table_directory(path: str, schema: str, table: str) -> Place:
     place = located(path)
     for name in (schema, table):
         if not re.fullmatch(r"\w+", name, re.ASCII):
-            raise SourceMissing(f"{name!r} is no name of a directory here", hint="letters, digits and underscores")
+            raise SourceMissing(f"{name!r} is not a valid directory name", hint="use letters, digits and underscores")
         place = place / name
         refuse_link(place)
     child = place.child()
     if child is None or not child.is_directory:
-        raise SourceMissing(f"there is no directory {place}", hint="files of SCHEMA.TABLE lie in SCHEMA/TABLE")
+        raise SourceMissing(
+            f"directory {place} does not exist", hint="files of SCHEMA.TABLE are expected in SCHEMA/TABLE"
+        )
     return place
 
 
@@ -100,8 +102,8 @@ def listing_of(
 
 def _refuse_many(directory: Place, names: Sequence[str], days: Days | None) -> None:
     if len(names) > MOST:
-        by_day = "let the sink's watermark come to them day by day"
-        hint = f"pack them, or {by_day if days else 'write a directory for each day'}"
+        by_day = "advance the sink's watermark day by day"
+        hint = f"pack them into fewer files, or {by_day if days else 'write a directory for each day'}"
         raise SourceRefused(f"{directory} has more than {MOST:,} files to land", hint=hint)
 
 
@@ -110,7 +112,9 @@ def _day_of(directory: Place, days: Days | None, name: str) -> date | None:
         return None
     day = day_of(days, name)
     if day is None:
-        raise SourceRefused(f"{directory}/{name} is in no directory of a day", hint=f"they are {days.layout}")
+        raise SourceRefused(
+            f"{directory}/{name} is not in a directory of a day", hint=f"the layout of days is {days.layout}"
+        )
     return day
 
 
@@ -143,7 +147,9 @@ def _written_until(directory: Place, days: Days, now: datetime) -> datetime:
     refuse_link(place)
     child = place.child()
     if child is None or child.is_directory or child.size > 100:
-        raise SourceMissing(f"there is no watermark {place}", hint="the sink writes it, such as 2026-01-31T12:00:00Z")
+        raise SourceMissing(
+            f"watermark file {place} is missing", hint="the sink writes a time to it, such as 2026-01-31T12:00:00Z"
+        )
     try:
         found = datetime.fromisoformat(place.read_bytes().decode().strip())
     except (ValueError, UnicodeDecodeError) as error:
@@ -154,7 +160,7 @@ def _written_until(directory: Place, days: Days, now: datetime) -> datetime:
 def _files(directory: Place, below: str, depth: int) -> Iterator[tuple[str, Child]]:
     """Yields files that Spark would read, with their names relative to the table's directory."""
     if depth > DEEPEST:
-        raise SourceRefused(f"{directory}: directories lie too deep in each other", hint=f"{DEEPEST} at most")
+        raise SourceRefused(f"{directory}: directories are nested too deeply", hint=f"at most {DEEPEST} levels")
     for child in directory.children():
         name = name_of(child.path)
         if name.startswith(_HIDDEN) or name.endswith(_COPYING):
@@ -174,8 +180,8 @@ def _refuse_what_spark_reads(directory: Place, name: str, is_directory: bool) ->
     summary = is_directory and name.startswith(("_metadata", "_common_metadata"))
     if summary or (name.startswith("_") and "=" in name and not name.endswith(_COPYING)):
         raise SourceRefused(
-            f"{directory / name} has a name that says both that it is hidden and that it is not",
-            hint="what shall not be read yet begins with _ and has no = in its name",
+            f"{directory / name} has an ambiguous name: hidden to ingestion, but not to Spark",
+            hint="names of files not to be read yet begin with _ and contain no =",
         )
 
 
@@ -279,14 +285,14 @@ def _with_values(session: Any, files: Any, description: Description) -> Any:
     )
     if large := rows.where(f"size > {LARGEST}").select("name").first():
         raise SourceRefused(
-            f"{large[0]} has more than {LARGEST:,} bytes", hint="a value of a column is no place for it"
+            f"{large[0]} has more than {LARGEST:,} bytes", hint="a file of this size cannot be the value of a column"
         )
     keys = sorted({key for each in (description.values, *description.files.values()) for key in each})
     said = [(name, *map(each.get, keys)) for name, each in sorted(description.files.items())]
     schema = ", ".join(f"{quoted_name(each)} string" for each in ("name", *(f"of {key}" for key in keys)))
     known = session.createDataFrame(said, schema)
     if not description.values and (strange := rows.join(known, "name", "left_anti").select("name").first()):
-        raise SourceRefused(f"nothing describes the file {strange[0]}", hint="name it in `files` of the description")
+        raise SourceRefused(f"file {strange[0]} has no description", hint="name it in `files` of the description")
     return rows.join(known, "name", "left").selectExpr(
         *rows.columns, *(f"{_value(description, key)} AS {quoted_name(key)}" for key in keys)
     )
@@ -304,14 +310,14 @@ def _refuse_corrupt(rows: Any, directory: Place) -> None:
     others = [each for each in rows.columns if each not in (CORRUPT, "_metadata")]
     if not others:
         file = rows.selectExpr("_metadata.file_name").first()
-        told = f"{directory}: no row can be read" + (f", such as those of {file[0]}" if file else "")
-        raise SourceRefused(told, hint="check the format that the description says")
+        told = f"{directory}: no row can be read" + (f", such as those of file {file[0]}" if file else "")
+        raise SourceRefused(told, hint="check `format` of the description")
     bad = f"{CORRUPT} IS NOT NULL"
     asked = (f"first(CASE WHEN {bad} THEN {each} END, true)" for each in ("_metadata.file_name", CORRUPT))
     read = (f"count({quoted_name(each)})" for each in others)  # else Spark parses no value, and detects no bad row
     count, file, example, *_ = rows.selectExpr(f"count_if({bad})", *asked, *read).first()
     if count:
         raise SourceRefused(
-            f"{directory}: {count:,} rows are not as described, such as {example[:80]!r} in {file}",
-            hint="correct them, or the description",
+            f"{directory}: {count:,} rows do not match the description, such as {example[:80]!r} in {file}",
+            hint="correct the rows or the description",
         )

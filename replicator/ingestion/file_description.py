@@ -87,13 +87,13 @@ def parts_of(schema: Mapping[str, Any]) -> list[Part]:
         other = seen.setdefault(part.name.lower(), part)
         if other is not part:
             told = " and ".join(".".join(filter(None, (each.parent, *each.via))) for each in (other, part))
-            raise TypeRefused(f"{told} would both land in a table {part.name}", hint="write one by another name")
+            raise TypeRefused(f"{told} would both land in table {part.name}", hint="rename one of them")
     return parts
 
 
 def _parts(name: str, parent: str, via: tuple[str, ...], is_map: bool, type_: Type, depth: int) -> Iterator[Part]:
     if depth > DEEPEST:
-        raise TypeRefused(f"lists lie too deep in each other: {name[:200]}", hint=f"{DEEPEST} at most")
+        raise TypeRefused(f"lists are nested too deeply: {name[:200]}", hint=f"at most {DEEPEST} levels")
     columns, lists = list[PartColumn](), list[tuple[tuple[str, ...], Type]]()
     for path, found in _leaves((), type_):
         if isinstance(found, str):
@@ -115,7 +115,7 @@ def _leaves(path: tuple[str, ...], type_: Type) -> Iterator[tuple[tuple[str, ...
         for each in type_["fields"]:
             yield from _leaves((*path, each["name"]), each["type"])
     elif isinstance(type_, Mapping) and type_["type"] not in ("array", "map"):
-        raise TypeRefused(f"column {'.'.join(path)} has the type {type_['type']}", hint="write it as a string")
+        raise TypeRefused(f"column {'.'.join(path)}: type {type_['type']} cannot be landed", hint="write a string")
     else:
         yield path, type_
 
@@ -132,7 +132,7 @@ def _type(found: str, path: tuple[str, ...]) -> str:
         return _TYPES[found]
     if _SIZED_AS_LANDED.fullmatch(found):
         return found if found.startswith("decimal") else "string"
-    raise TypeRefused(f"column {'.'.join(path)} has the type {found[:80]}", hint="write it as a string")
+    raise TypeRefused(f"column {'.'.join(path)}: type {found[:80]} cannot be landed", hint="write it as a string")
 
 
 def frames_of(rows: Any, parts: list[Part], also: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -254,11 +254,11 @@ def read_description(directory: Place) -> Description:
             hint='describe its files, such as {"format": "csv", "columns": [{"name": "id", "type": "bigint"}]}',
         )
     if child.size > LARGEST:
-        raise SourceRefused(f"{about}: has {child.size:,} bytes", hint=f"write up to {LARGEST:,}")
+        raise SourceRefused(f"{about} has {child.size:,} bytes", hint=f"write at most {LARGEST:,} bytes")
     try:
         found = msgspec.json.decode(place.read_bytes(), type=Description)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SourceRefused(f"{about}: {error}", hint="docs/ingestion.md has all fields") from error
+        raise SourceRefused(f"{about}: {error}", hint="docs/ingestion.md lists all fields") from error
     _check(found, about)
     return found
 
@@ -268,20 +268,20 @@ def _check(found: Description, about: str) -> None:
         raise SourceRefused(f"{about}: {told}", hint=hint)
 
     if found.format == "csv" and not found.columns:
-        refuse("csv has no columns", "name them with their types, in their order")
+        refuse("format csv requires `columns`", "list them with their types, in their order")
     if found.format == "xml" and not found.row:
-        refuse("xml has no row", "name the tag of a row")
+        refuse("format xml requires `row`", "set it to the tag of a row")
     if found.format == "binary" and not (found.values or found.files):
-        refuse("nothing describes the files", "give `values` for all of them, or `files` by their names")
+        refuse("format binary requires `values` or `files`", "give `values` for all files, or `files` by name")
     if found.columns and found.format not in ("csv", "json", "xml"):
-        refuse(f"{found.format} has its own columns", "leave them out")
+        refuse(f"files of format {found.format} define their own columns", "omit `columns`")
     for name in ("delimiter", "quote"):
         if len(getattr(found, name).encode()) != 1:
-            refuse(f"{name} is not one letter", "csv has one, of ASCII")
+            refuse(f"{name} is not a single character", "csv requires one ASCII character")
     if found.escape is not None and len(found.escape.encode()) != 1:
-        refuse("escape is not one letter", "leave it out where a quote is doubled")
+        refuse("escape is not a single character", "omit it if quotes are doubled")
     if found.encoding.upper() not in _ENCODINGS:
-        refuse(f"encoding {found.encoding[:40]!r}", f"one of {', '.join(_ENCODINGS)}")
+        refuse(f"encoding {found.encoding[:40]!r} is not supported", f"use one of {', '.join(_ENCODINGS)}")
     for column in found.columns:
         _check_column(found, column, about)
     if found.days is not None:
@@ -293,29 +293,32 @@ def _check_column(found: Description, column: FileColumn, about: str) -> None:
         if found.format == "csv":
             scalar_type(column.type)
         elif not _NESTED.fullmatch(column.type):
-            raise ValueError(f"{column.type[:80]!r} is no type")
+            raise ValueError(f"{column.type[:80]!r} is not a type")
     except ValueError as error:
-        raise SourceRefused(f"{about}: column {column.name}: {error}", hint="write a type of Hive") from error
+        raise SourceRefused(f"{about}: column {column.name}: {error}", hint="use a Hive type") from error
     if column.format is not None and not _TIME.fullmatch(column.type):
-        raise SourceRefused(f"{about}: column {column.name}: a format of {column.type[:80]}", hint="leave it out")
+        raise SourceRefused(f"{about}: column {column.name}: type {column.type[:80]} takes no format", hint="omit it")
     if re.search(r"(?<![.,S])S{7}", column.format or ""):
-        told = f"{about}: column {column.name}: nothing is before more than six digits of a second"
-        raise SourceRefused(told, hint="write a point before them, or six: times have microseconds")
+        told = f"{about}: column {column.name}: no point precedes more than six digits of a second"
+        raise SourceRefused(told, hint="write a point before them, or at most six digits: times have microseconds")
     if not column.name.strip():
-        raise SourceRefused(f"{about}: a column has no name", hint="name it")
+        raise SourceRefused(f"{about}: a column has no name", hint="give it a name")
 
 
 def _check_days(days: Days, about: str) -> None:
     if not _LAYOUT.fullmatch(days.layout) or ".." in days.layout or days.layout.startswith("/"):
-        raise SourceRefused(f"{about}: layout {days.layout[:80]!r}", hint='write it as "year=%Y/month=%m/day=%d"')
+        raise SourceRefused(f"{about}: invalid layout {days.layout[:80]!r}", hint='use "year=%Y/month=%m/day=%d"')
     if sorted(re.findall("%([Ymd])", days.layout)) != ["Y", "d", "m"]:
-        raise SourceRefused(f"{about}: the layout has not %Y, %m and %d once each", hint="a day has a directory")
+        raise SourceRefused(
+            f"{about}: the layout must contain %Y, %m and %d once each", hint="each day has a directory"
+        )
     try:
         parse_duration(days.lateness)
     except ValueError as error:
         raise SourceRefused(f"{about}: lateness: {error}", hint="write a duration such as 2h") from error
     if days.watermark is not None and not re.fullmatch(r"_?[\w-][\w.-]*", days.watermark, re.ASCII):
-        raise SourceRefused(f"{about}: watermark {days.watermark[:80]!r}", hint="name a file beside the description")
+        told = f"{about}: invalid watermark {days.watermark[:80]!r}"
+        raise SourceRefused(told, hint="name a file in the directory of the description")
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------
@@ -342,7 +345,7 @@ def types_of(session: Any, columns: Sequence[FileColumn]) -> list[Type]:
     said = ", ".join(f"{quoted_name(each.name)} {_SIZED.sub('string', each.type)}" for each in columns)
     found = [field["type"] for field in session.createDataFrame([], said).schema.jsonValue()["fields"]]
     if len(found) != len(columns):
-        raise SourceRefused("a column of the description has several types", hint="give each of them a name")
+        raise SourceRefused("a column of the description has several types", hint="list each of them as a named column")
     return found
 
 
@@ -375,7 +378,7 @@ def fitted(texts: Any, description: Description, types: Sequence[Type], also: Se
         if row[2 * at]
     ]
     if told:
-        raise TypeRefused("; ".join(told[:5]), hint="correct them, or describe the column by another type or format")
+        raise TypeRefused("; ".join(told[:5]), hint="correct them, or describe the column with another type or format")
     named = (f"{value} AS {quoted_name(each.name)}" for each, (value, _) in zip(columns, made, strict=True))
     return texts.selectExpr(*named, *also)
 
@@ -450,11 +453,11 @@ def avro_jar(session: Any, source: SourceConfig, env: Mapping[str, str]) -> Path
     another one, otherwise the errors of `fetch`."""
     if source.jar:
         if not (given := Path(source.jar).expanduser()).is_file():
-            raise ConfigError(f"the jar {given} of a source is not there", hint="check `jar` of the source")
+            raise ConfigError(f"the jar {given} of a source does not exist", hint="check `jar` of the source")
         return given.absolute()
     if not session.version.startswith("4."):
         raise ConfigError(
-            f"Spark {session.version} needs its own spark-avro", hint="give its jar as `jar` of the source"
+            f"Spark {session.version} requires its own spark-avro", hint="give its jar as `jar` of the source"
         )
     kept = cache_directory(env) / "jars"
     fetch([AVRO], kept, find_java(env), env, _HINT)

@@ -98,10 +98,10 @@ def figures_of_some(task: FilesTask) -> Counted:
             RecursionError,
         ) as error:
             raise SourceRefused(
-                f"{about} is not as described: {error}"[:500], hint="correct it, or the description"
+                f"{about} does not match its description: {error}"[:500], hint="correct the file or the description"
             ) from error
         except OSError as error:
-            raise FormatError(f"{about} cannot be read: {error}", hint="write it again") from error
+            raise FormatError(f"{about} cannot be read: {error}", hint="write the file again") from error
     return tally.counted()
 
 
@@ -194,7 +194,7 @@ def _csv(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> N
                 raise
             size *= 2
             if size > LONGEST:
-                raise ValueError(f"a row has more than {LONGEST:,} bytes, or a quote has no end") from error
+                raise ValueError(f"a row has more than {LONGEST:,} bytes, or a quote is not closed") from error
         else:
             return tally.take(mine)
 
@@ -223,7 +223,7 @@ def _csv_in_blocks(raw: BinaryIO, name: str, description: Description, tally: _T
     file = pa.PythonFile(_Behind(first, data), mode="r")
     with csv.open_csv(file, read, parse, convert) as reader:
         if reader.schema.names != columns:
-            raise ValueError(f"its header is {reader.schema.names}, and the description has {columns}")
+            raise ValueError(f"its header is {reader.schema.names}, but the description has {columns}")
         for batch in reader:
             tally.rows[""] += batch.num_rows
             for column, values in zip(tally.parts[""].columns, batch.columns, strict=True):
@@ -273,7 +273,7 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{twice[:60]!r} is twice in an object")
+        raise ValueError(f"{twice[:60]!r} occurs twice in an object")
     return found
 
 
@@ -340,7 +340,7 @@ def _refuse_repeated(
                 _refuse_repeated(child, shapes, lists[path])
             elif path in single:
                 if child.tag.lower() in seen:
-                    raise ValueError(f"the tag {'.'.join(path)[:60]} is more than once where one value is expected")
+                    raise ValueError(f"the tag {'.'.join(path)[:60]} occurs more than once where one value is expected")
                 seen.add(child.tag.lower())
                 look(child, path)
 

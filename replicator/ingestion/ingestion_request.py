@@ -64,7 +64,7 @@ def is_same_person(one: str, other: str) -> bool:
 def check_approved(asset: Asset) -> None:
     """Raises NotApproved if the asset is not approved."""
     if not asset.approved_by:
-        hint = f"somebody else than {asset.created_by} runs `replicator asset approve {asset.name}`"
+        hint = f"another user than {asset.created_by} must run `replicator asset approve {asset.name}`"
         raise NotApproved(f"asset {asset.name} is not approved yet", hint=hint)
 
 
@@ -124,9 +124,9 @@ class Request(Value, frozen=True, omit_defaults=True):
         for what, name in (("database", database), ("table", table)):
             if not NAME.fullmatch(name):
                 raise UsageError(
-                    f"{self.place}: its landing {what} cannot be called {name!r}",
-                    hint="a metastore takes up to 128 letters, digits and underscores; make a view of such a name in "
-                    "the source",
+                    f"{self.place}: its landing {what} cannot be named {name!r}",
+                    hint="a metastore accepts up to 128 letters, digits and underscores; create a view with such a "
+                    "name in the source",
                 )
         return database, table
 
@@ -171,9 +171,10 @@ def beyond_scope(asset: Asset, db: str, tables: Sequence[str], ingestion: Ingest
 def check_scope(asset: Asset, db: str, tables: Sequence[str], ingestion: IngestionConfig) -> None:
     """Raises OutOfScope for landing tables that a policy replicates without permission."""
     for policy, its in beyond_scope(asset, db, tables, ingestion).items():
+        told = f"policy {policy} would replicate {db}.{its[0]} without permission"
         raise OutOfScope(
-            f"policy {policy} would replicate {db}.{its[0]}, and may not: asset {asset.name} is {asset.classification}",
-            hint=f"leave {db} out of [policies.{policy}], or name the policy in "
+            f"{told}: asset {asset.name} is {asset.classification}",
+            hint=f"exclude {db} from [policies.{policy}], or name the policy in "
             f"[ingestion.classes.{asset.classification}] policies",
         )
 

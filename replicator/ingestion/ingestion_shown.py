@@ -204,7 +204,7 @@ def look_at_source(request: Request, asset: Asset, sources: Mapping[str, SourceC
         "postgresql": _look_at_postgres,
     }
     look = kinds.get(source.kind)
-    return look(request, asset, source) if look else f"a {source.kind} is asked by the job only"
+    return look(request, asset, source) if look else f"a {source.kind} source is queried only by the job"
 
 
 def dial(source: str, config: SourceConfig, seconds: int) -> psycopg.Connection[Any]:
@@ -252,25 +252,26 @@ def _look_at_postgres(request: Request, asset: Asset, config: SourceConfig) -> s
 def _look_at_files(request: Request, asset: Asset, config: SourceConfig) -> str:
     try:
         if not Place(config.path).exists():
-            return f"there is no directory {config.path} now"
+            return f"directory {config.path} does not exist at present"
         description = read_description(table_directory(config.path, request.schema, request.table))
     except SourceRefused as error:
         raise UsageError(f"{request.place}: {error.message}", hint=error.hint) from error
     except (Error, OSError) as error:
         return _why(error)
     if request.mode == "append" and description.days is None:
-        told = f"{request.place}: files are appended by day, and the description has no days"
-        raise UsageError(told, hint="ask with mode overwrite")
+        told = f"{request.place}: files are appended by day, but the description has no days"
+        raise UsageError(told, hint="request mode overwrite")
     if description.format != "csv":
-        return f"the columns of {description.format} are in its files"
+        return f"the columns of {description.format} are defined in its files"
     _check_columns(request, asset, [*(column.name for column in description.columns), DAY])
     return ""
 
 
 def _no_table(request: Request, names: Sequence[str]) -> UsageError:
     near = difflib.get_close_matches(request.table, names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"its user sees {len(names)} tables and views in {request.schema}"
-    return UsageError(f"{request.place}: there is no table {request.schema}.{request.table}", hint=hint)
+    seen = f"the source's user sees {len(names)} tables and views in {request.schema}"
+    hint = f"did you mean {near[0]}?" if near else seen
+    return UsageError(f"{request.place}: table {request.schema}.{request.table} does not exist", hint=hint)
 
 
 def _check_columns(request: Request, asset: Asset, columns: Sequence[str]) -> None:
@@ -281,7 +282,7 @@ def _check_columns(request: Request, asset: Asset, columns: Sequence[str]) -> No
             continue
         near = difflib.get_close_matches(wanted.lower(), lower, 1)
         hint = f"did you mean {columns[lower.index(near[0])]}?" if near else f"it has {', '.join(columns[:20])}"
-        raise UsageError(f"{request.place}: there is no column {wanted}, its {what}", hint=hint)
+        raise UsageError(f"{request.place}: column {wanted}, its {what}, does not exist", hint=hint)
 
 
 def _named(request: Request, asset: Asset) -> Iterator[tuple[str, str]]:

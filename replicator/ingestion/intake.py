@@ -68,11 +68,11 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
     about = f"asset {asset.name!r}"
     if not NAME.fullmatch(asset.name) or len(asset.name) > 64:
         raise UsageError(
-            f"{about}: is no name of an asset",
-            hint="up to 64 lower-case letters, digits and underscores: databases are called after it",
+            f"{about}: invalid name",
+            hint="use up to 64 lower-case letters, digits and underscores: databases are named after it",
         )
     if not asset.owner.strip():
-        raise UsageError(f"{about}: has no owner", hint="name the user or the group that answers for it")
+        raise UsageError(f"{about} has no owner", hint="name the user or group responsible for it")
     if not all(each.strip() for each in (*asset.producers, *asset.consumers)):
         raise UsageError(f"{about}: a producer or consumer has no name", hint="name users or groups")
     _texts(about, asset)
@@ -80,13 +80,13 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
     for source in asset.sources:
         _known_source(source, ingestion, about)
     if asset.erasure_ids is not None and not IDS.fullmatch(asset.erasure_ids):
-        raise UsageError(f"{about}: {asset.erasure_ids!r} is no column of ids", hint="write DB.TABLE:COLUMN")
+        raise UsageError(f"{about}: {asset.erasure_ids!r} is not a column of ids", hint="write DB.TABLE:COLUMN")
     if (asset.erasure_ids is None) != (asset.erasure_column is None):
-        raise UsageError(f"{about}: has erasure ids without a column, or a column without ids", hint="give both")
+        raise UsageError(f"{about} has erasure ids without a column, or a column without ids", hint="give both")
     if asset.classification == "personal" and asset.erasure_column is None and not asset.exemption.strip():
         raise UsageError(
-            f"{about}: is personal, and erased people would come back with every landing",
-            hint="give the ids of erased people and the column that has them, or the reason of an exemption",
+            f"{about} is personal, but every landing would restore erased data subjects",
+            hint="give the ids of erased data subjects and the column that has them, or the reason for an exemption",
         )
     if asset.retention is not None:
         try:
@@ -99,7 +99,7 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
 def check_lengths(request: Request) -> None:
     """Runs first, as it is cheap. Raises UsageError for values longer than a name or a note may be."""
     if len(request.key) > KEYS:
-        raise UsageError(f"a key of {len(request.key)} columns", hint=f"name up to {KEYS}")
+        raise UsageError(f"the key has {len(request.key)} columns", hint=f"name at most {KEYS}")
     names = ("asset", "source", "schema", "table", "watermark", "note")
     _short("the request", **{name: getattr(request, name) or "" for name in names}, split=request.split.column or "")
     for each in request.key:
@@ -114,7 +114,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
     if not requester.is_one_of((asset.owner, *asset.producers)):
         raise Refused(
             f"{requester.user} is neither the owner nor a producer of asset {asset.name}",
-            hint=f"ask its owner, {asset.owner}, to be made one",
+            hint=f"ask its owner, {asset.owner}, to add you as a producer",
         )
     check_approved(asset)
     if request.source not in asset.sources:
@@ -127,7 +127,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
     (_check_mode_of_files if ingestion.sources[request.source].path else _check_mode)(request)
     readers = request.split.readers
     if readers is not None and not 1 <= readers <= READERS:
-        raise UsageError(f"{about}: {readers} readers", hint=f"1 to {READERS}, or none: as the source says")
+        raise UsageError(f"{about}: invalid number of readers: {readers}", hint=f"use 1 to {READERS}, or omit it")
     columns = (request.watermark, request.split.column, *request.key)
     if not all(each is None or each.strip() for each in columns):
         raise UsageError(f"{about}: a column has no name", hint="name a column of the table")
@@ -137,23 +137,25 @@ def _check_mode(request: Request) -> None:
     """Raises UsageError if a mode lacks a required field, or has one that it would not honour."""
     about = request.place
     if request.mode == "append" and request.watermark is None:
-        raise UsageError(f"{about}: append needs a watermark", hint="name a column that only grows")
+        raise UsageError(f"{about}: mode append requires a watermark", hint="name a column whose values only grow")
     if request.mode == "merge" and not request.key:
-        raise UsageError(f"{about}: merge needs a key", hint="name the columns that tell rows apart")
+        raise UsageError(f"{about}: mode merge requires a key", hint="name the columns that identify a row")
     if request.mode == "overwrite" and request.watermark is not None:
-        raise UsageError(f"{about}: overwrite reads all rows, whatever the watermark", hint="append or merge heed one")
+        raise UsageError(
+            f"{about}: mode overwrite reads all rows, whatever the watermark", hint="append or merge use one"
+        )
     if request.mode != "merge" and request.key:
-        raise UsageError(f"{about}: {request.mode} heeds no key", hint="merge does")
+        raise UsageError(f"{about}: mode {request.mode} does not use a key", hint="mode merge does")
 
 
 def _check_mode_of_files(request: Request) -> None:
     about = request.place
     if request.watermark is not None or request.split != Split():
-        raise UsageError(f"{about}: files have no watermark and no ranges", hint="append lands days that are new")
+        raise UsageError(f"{about}: files have no watermark and no ranges", hint="mode append lands new days")
     if request.mode == "merge" and not request.key:
-        raise UsageError(f"{about}: merge needs a key", hint="name the columns that tell rows apart")
+        raise UsageError(f"{about}: mode merge requires a key", hint="name the columns that identify a row")
     if request.mode != "merge" and request.key:
-        raise UsageError(f"{about}: {request.mode} heeds no key", hint="merge does")
+        raise UsageError(f"{about}: mode {request.mode} does not use a key", hint="mode merge does")
 
 
 def _known_source(source: str, ingestion: IngestionConfig, about: str) -> None:
@@ -168,13 +170,13 @@ def _texts(about: str, value: Value) -> None:
     """Raises UsageError for text that a database could not store."""
     for name, given in msgspec.structs.asdict(value).items():
         if not all(is_text(each) for each in (given if isinstance(given, tuple) else [given]) if isinstance(each, str)):
-            raise UsageError(f"{about}: its {name} is no text", hint="write UTF-8, without NUL")
+            raise UsageError(f"{about}: its {name} is not valid text", hint="use UTF-8, without NUL")
 
 
 def _short(about: str, **texts: str) -> None:
     for name, text in texts.items():
         if len(text) > LONG:
-            raise UsageError(f"{about}: its {name} is too long", hint=f"write up to {LONG} characters")
+            raise UsageError(f"{about}: its {name} is too long", hint=f"use at most {LONG} characters")
 
 
 # ---- intake ----------------------------------------------------------------------------------------------------------
@@ -224,17 +226,20 @@ def parse_request(values: Mapping[str, Any], about: str) -> Request:
     try:
         return msgspec.convert(dict(values), Request)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter for an unpaired surrogate
-        hint = "asset, source, schema and table are needed; docs/ingestion.md has all fields"
+        hint = "asset, source, schema and table are required; docs/ingestion.md lists all fields"
         raise UsageError(f"{about}: {error}", hint=hint) from error
 
 
 def _check_names(values: Mapping[str, Any], known: tuple[str, ...], about: str) -> None:
     for name in values:
         if name == "requested_by":
-            raise UsageError(f"{about}: says who asks", hint="leave it out: whoever lets the request in knows it")
+            raise UsageError(
+                f"{about}: field {name!r} is not permitted",
+                hint="omit it: the requester is determined when the request is received",
+            )
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known)}"
             raise UsageError(f"{about}: unknown field {name!r}", hint=hint)
 
 
@@ -264,7 +269,7 @@ def refusal(error: Exception, about: str) -> Error:
     if isinstance(error, Error):
         raise error
     log.error("%s: internal error", about, exc_info=error)
-    return Error("internal error, not taken", hint="the log of the service has more")
+    return Error("internal error, request not accepted", hint="see the log of the service")
 
 
 # ---- asset place -----------------------------------------------------------------------------------------------------
@@ -277,7 +282,7 @@ def prepare_place(asset: Asset, ingestion: IngestionConfig) -> list[str]:
     creates it: a directory of another user would be inaccessible to the user who lands rows."""
     lacking = []
     if not ingestion.landing:
-        return ["the asset's directory: ingestion.landing is not given"]
+        return ["the asset's directory: ingestion.landing is not set"]
     directory = join(ingestion.landing, asset.name.lower())
     try:
         place = Place(directory)
@@ -285,10 +290,12 @@ def prepare_place(asset: Asset, ingestion: IngestionConfig) -> list[str]:
             if is_local(ingestion.landing) and os.stat(local_path(ingestion.landing)).st_uid == os.geteuid():
                 place.mkdirs()
             else:
-                lacking.append(f"{directory}: the first landing makes it")
+                lacking.append(f"{directory}: the first landing creates it")
     except (Error, OSError) as error:
-        lacking.append(f"{directory}: {error}; the first landing makes it")
+        lacking.append(f"{directory}: {error}; the first landing creates it")
     if asset.consumers:
         who = ", ".join(asset.consumers)
-        lacking.append(f"rights of {who} on {directory}: a store has no such names; each landed table gives SELECT")
+        lacking.append(
+            f"rights of {who} on {directory}: a store has no such names; SELECT is granted on each landed table"
+        )
     return lacking

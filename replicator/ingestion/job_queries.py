@@ -83,14 +83,14 @@ def find_asset(connection: Connection, name: str) -> Asset:
     names = [str(each) for each in connection.execute(select(asset.c.name)).scalars()]
     near = difflib.get_close_matches(name, names, 3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`replicator asset ls` lists assets"
-    raise ObjectNotFound(f"there is no asset {name!r}", hint=hint)
+    raise ObjectNotFound(f"asset {name!r} does not exist", hint=hint)
 
 
 def find_row(connection: Connection, id: int) -> dict[str, Any]:
     """Raises ObjectNotFound."""
     row = connection.execute(select(job).where(job.c.id == id)).mappings().first()
     if row is None:
-        raise ObjectNotFound(f"there is no job {id}", hint="`replicator ingest ls` lists jobs")
+        raise ObjectNotFound(f"job {id} does not exist", hint="`replicator ingest ls` lists jobs")
     return dict(row)
 
 

@@ -85,7 +85,7 @@ class IngestionStore(JobAnswers):
             if row is not None and row["definition"] == definition:
                 return rows.to_asset(dict(row))
             if row is not None and not overwrite:
-                raise Refused(f"asset {given.name} is there, with other values", hint="--overwrite changes it")
+                raise Refused(f"asset {given.name} already exists with other values", hint="--overwrite changes it")
             made: dict[str, Any] = {"created_by": given.created_by, "approved_by": "", "changed": self._now(connection)}
             values = {"definition": definition, **made}
             if row is None:
@@ -102,12 +102,12 @@ class IngestionStore(JobAnswers):
         with self._turn() as connection:
             found = queries.find_asset(connection, name)
             if digest and digest != rows.digest_of(found):
-                told = f"asset {name} was changed since it was looked at"
-                raise Refused(told, hint="look at it again, and approve what is there now")
+                told = f"asset {name} was changed since it was inspected"
+                raise Refused(told, hint="inspect it again, and approve its current definition")
             if found.approved_by:
                 return found
             if is_same_person(found.created_by, by):
-                raise Refused(f"asset {name}: {by} has made it", hint="somebody else has to approve it")
+                raise Refused(f"asset {name} was defined by {by}", hint="another user must approve it")
             connection.execute(update(asset).where(asset.c.name == name).values(approved_by=by))
             waits = (queries.IS_OPEN, job.c.asset == name, job.c.error_kind == "lock")
             connection.execute(update(job).where(*waits).values(due=self._now(connection)))
@@ -126,8 +126,8 @@ class IngestionStore(JobAnswers):
             approver = queries.find_asset(connection, request.asset).approved_by
             if another := queries.taken_by_another(connection, target, identity):
                 raise Refused(
-                    f"{request.place}: {another} is landed in {target} already",
-                    hint="make a view of another name in the source, or cancel the other's jobs",
+                    f"{request.place}: {another} already lands in {target}",
+                    hint="create a view with another name in the source, or cancel the other table's jobs",
                 )
             now = self._now(connection)
             former = queries.find_by(connection, job.c.slot == f"{identity}:waiting")
@@ -169,7 +169,7 @@ class IngestionStore(JobAnswers):
             elif row["state"] == "running":
                 connection.execute(update(job).where(job.c.id == id).values(**noted))
             elif row["state"] != "cancelled":
-                raise Refused(f"job {id} is {row['state']}", hint="only what waits or runs can be cancelled")
+                raise Refused(f"job {id} is {row['state']}", hint="only waiting and running jobs can be cancelled")
         return self.job(id)
 
     def expire(self, duration: timedelta, attempts: int) -> list[int]:
@@ -201,7 +201,9 @@ class IngestionStore(JobAnswers):
                 if rows.ends_cancelled(row):
                     self._cancel(connection, row)
                 elif chosen.held and row["failures"] >= LOST and not queries.is_in_doubt(connection, row):
-                    lost = Failure("component", f"{row['failures'] + 1} controllers went away while they had this job")
+                    lost = Failure(
+                        "component", f"{row['failures'] + 1} controllers stopped responding while they held this job"
+                    )
                     self._fail(connection, row, lost, now)
                 else:
                     return self._begin(connection, row, holder, lease, now)
@@ -299,13 +301,13 @@ class IngestionStore(JobAnswers):
         with self._turn() as connection:
             row = queries.find_row(connection, claimed.job)
             if row["fence"] != claimed.fence or row["holder"] != claimed.holder:
-                by = f"{row['holder']} has it" if row["holder"] else f"it is {row['state']}"
-                raise Fenced(f"job {claimed.job}, attempt {claimed.attempt}: {by} now", hint="nothing is to be done")
+                by = f"it is held by {row['holder']}" if row["holder"] else f"it is {row['state']}"
+                raise Fenced(f"job {claimed.job}, attempt {claimed.attempt}: {by} now", hint="no action is required")
             if not rows.ends_cancelled(row):
                 act(connection, row)
                 return
             self._cancel(connection, row)
-        raise Fenced(f"job {claimed.job}: {row['cancelled_by']} has cancelled it", hint="nothing is to be done")
+        raise Fenced(f"job {claimed.job} was cancelled by {row['cancelled_by']}", hint="no action is required")
 
     def _cancel(self, connection: Connection, row: Mapping[str, Any]) -> None:
         self._change(connection, row, row["cancelled_by"], **rows.ended("cancelled", self._now(connection)))

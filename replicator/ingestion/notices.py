@@ -406,7 +406,7 @@ class Courier:
         if self._senders:
             self.outbox.address(list(self._senders))
         for name in self.outbox.forget(list(self._senders), self._forget_after):
-            log.warning("%s is not configured any more: it is forgotten, with what it was not told", name)
+            log.warning("%s is no longer configured: it is deleted with its undelivered messages", name)
         for each in self._threads:
             each.start()
         return self
@@ -424,7 +424,7 @@ class Courier:
             try:
                 self._deliver(name, sender)
             except Exception as error:  # such as an unavailable store: it retains the messages
-                log.warning("%s is not told anything: %s", name, error)
+                log.warning("%s: delivery of messages failed: %s", name, error)
 
     def _deliver(self, name: str, sender: Send) -> None:
         self.outbox.address([name])
@@ -432,7 +432,7 @@ class Courier:
         while (message := self.outbox.take(name)) is not None:
             if failure := failure_of(partial(sender, message)):
                 wait = self.outbox.failed(name, message, failure)
-                log.warning("%s: %s was not told, tried again in %.0f s: %s", name, message.key, wait, failure)
+                log.warning("%s: message %s was not delivered, retried in %.0f s: %s", name, message.key, wait, failure)
                 return
             self.outbox.delivered(name, message)
             if self._over.is_set() and time.monotonic() > until:

@@ -46,7 +46,9 @@ def take_directory(store: IngestionStore, ingestion: IngestionConfig, directory:
     """Processes all requests in the directory, by name. Raises UsageError if the directory does not exist, Refused if
     another user created one of its subdirectories, and the store's errors: then the rest remains in place."""
     if not directory.is_dir():
-        raise UsageError(f"{directory}: is no directory", hint="make it; who may write in it may make requests")
+        raise UsageError(
+            f"{directory} is not a directory", hint="create it; users who may write in it may submit requests"
+        )
     taking, taken = _own(directory / "taking"), _own(directory / "taken")
     report = RequestsTaken("done", str(directory))
     for file in [*_left(taking), *_moved(directory, taking)]:
@@ -64,10 +66,10 @@ def _own(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise NotWritable(f"{directory}: {error.strerror}", hint="let this user write in it") from error
+        raise NotWritable(f"{directory}: {error.strerror}", hint="give this user write permission") from error
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Refused(f"{directory}: others may write in it", hint="remove the directory; the next run makes it")
+        raise Refused(f"{directory}: other users may write in it", hint="remove the directory; the next run creates it")
     return directory
 
 
@@ -117,19 +119,19 @@ def _read(file: Path) -> tuple[dict[str, Any], int]:
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             found = os.fstat(opened.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                raise UsageError("it has other names, too", hint="write a file of its own")
+                raise UsageError("the file has other names as well", hint="write a separate file")
             data = opened.read(LARGEST + 1)
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", hint="let the service's user read it") from error
+        raise UsageError(f"cannot be read: {error.strerror}", hint="give the service's user read permission") from error
     if len(data) > LARGEST:
-        raise UsageError(f"is larger than {LARGEST} bytes", hint="write one request")
+        raise UsageError(f"is larger than {LARGEST} bytes", hint="write one request per file")
     try:
         text = data.decode()
         values = tomllib.loads(text) if file.name.endswith(".toml") else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"cannot be read: {error}", hint="write one JSON object, or TOML, in UTF-8") from error
     if not isinstance(values, dict):
-        raise UsageError("is no JSON object", hint="write one request in a file")
+        raise UsageError("is not a JSON object", hint="write one request per file")
     return values, found.st_uid
 
 
@@ -171,7 +173,9 @@ def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -
     config = ingestion.sources.get(source)
     if config is None or config.kind != "postgresql":
         known = ", ".join(name for name, each in sorted(ingestion.sources.items()) if each.kind == "postgresql")
-        raise UsageError(f"source {source!r} is no PostgreSQL of [ingestion.sources]", hint=f"known are: {known}")
+        raise UsageError(
+            f"source {source!r} is not a PostgreSQL of [ingestion.sources]", hint=f"known sources: {known}"
+        )
     report, last = RequestsTaken("done", source), 0
     with _connected(source, config) as connection:
         while True:
@@ -213,8 +217,8 @@ def _connected(source: str, config: SourceConfig) -> Iterator[psycopg.Connection
             yield connection
     except psycopg.errors.UndefinedTable as error:
         raise Error(
-            f"source {source}: there is no table replicator.request",
-            hint="run what `replicator ingest drop-zone` prints in this database",
+            f"source {source}: table replicator.request does not exist",
+            hint="run the output of `replicator ingest drop-zone` in this database",
         ) from error
     except psycopg.OperationalError as error:
         said = str(error).strip().splitlines()[0]

@@ -115,9 +115,9 @@ def _decode(data: Any, kind: int, args: Any) -> Any:
     if kind == TType.STRUCT:
         return struct_from_tjson(args[0], data)
     if kind == TType.STRING and args != "BINARY" and not isinstance(data, str):
-        raise TypeError(f"{data!r} is no text")
+        raise TypeError(f"{data!r} is not text")
     if kind in _LARGEST and not (isinstance(data, int) and -_LARGEST[kind] <= data < _LARGEST[kind]):
-        raise ValueError(f"{data!r} is no {_TAGS[kind]}")
+        raise ValueError(f"{data!r} is not of type {_TAGS[kind]}")
     if kind == TType.LIST:
         return [_decode(item, args[0], args[1]) for item in data[2:]]
     if kind == TType.SET:
@@ -233,7 +233,7 @@ def _unset(others: list[Any]) -> str:
 
 def _set_extra(struct: Any, extra: dict[str, Any], homes: frozenset[str]) -> None:
     if not homes.isdisjoint(extra):
-        raise foreign(type(struct).__name__, "extra fields", sorted(extra), "have a home of their own")
+        raise foreign(type(struct).__name__, "extra fields", sorted(extra), "have fields of their own")
     set_fields(struct, extra)
 
 

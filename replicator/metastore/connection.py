@@ -134,7 +134,9 @@ class Opener:
         except BaseException as error:
             transport.close()
             if isinstance(error, TException) and not isinstance(error, TTransportException):
-                raise IdentityRefused(f"the server does not act for {self.config.user}: {shortened(error)}") from error
+                raise IdentityRefused(
+                    f"the server refuses to act for {self.config.user}: {shortened(error)}"
+                ) from error
             raise
         return connection
 
@@ -146,7 +148,7 @@ class Opener:
             return str(client.get_delegation_token(user, user))
         except TException as error:
             raise IdentityRefused(
-                f"the metastore gives no delegation token for {user}: {shortened(error)}",
+                f"the metastore issued no delegation token for {user}: {shortened(error)}",
                 hint="it must allow hadoop.proxyuser.<client>.hosts and .groups in its core-site.xml",
             ) from error
 
@@ -164,7 +166,7 @@ class Opener:
         silent = any(isinstance(error, SilentPeer) for error in told)
         hint = away_hint(self.config.uri)
         if self.config.tls and not self.config.certificate and any(isinstance(e, ConnectionResetError) for e in told):
-            hint += "; it may want a client certificate: set certificate and key in [metastores.NAME]"
+            hint += "; it may require a client certificate: set certificate and key in [metastores.NAME]"
         return MetastoreUnreachable(said, hint=hint, details={"silent": True} if silent else None)
 
     def _explained(self, address: Address, error: Exception) -> Exception:
@@ -293,8 +295,8 @@ class Connections:
             return attempts(lambda: self._once(what, call))
         except _WentAway as error:
             raise CommitOutcomeUnknown(
-                f"{what}: the connection to {self.uri} died during the change: {error}",
-                hint="it may have happened; running the same command again settles it",
+                f"{what}: the connection to {self.uri} broke during the change: {error}",
+                hint="the change may have happened; run the same command again to settle it",
             ) from error
 
     def close(self) -> None:

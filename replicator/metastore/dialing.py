@@ -46,7 +46,7 @@ class Http(Transport):
         if status in _REFUSED:
             raise IdentityRefused(
                 f"the server refuses the call: HTTP {status}",
-                hint="set jwt, headers or user in [metastores.NAME] as hive.metastore.authentication wants it",
+                hint="set jwt, headers or user in [metastores.NAME] as hive.metastore.authentication requires",
             )
         if status != 200:
             raise NotAMetastore(
@@ -77,7 +77,7 @@ class Http(Transport):
         except http.client.RemoteDisconnected as error:
             raise ConnectionResetError(CLOSED) from error
         except http.client.BadStatusLine as error:
-            raise NotAMetastore("no HTTP is spoken there", hint="set transport in [metastores.NAME]") from error
+            raise NotAMetastore("the server does not speak HTTP", hint="set transport in [metastores.NAME]") from error
         except http.client.HTTPException as error:
             raise ConnectionResetError(f"HTTP: {type(error).__name__}") from error
         if response.status != 200:
@@ -170,7 +170,7 @@ class Dialer:
 
     def _token(self, address: Address, limit: float | None) -> str:
         if self._delegate is None:
-            raise AssertionError("nobody asks for delegation tokens")
+            raise AssertionError("no delegation tokens are requested")
         transport = self._opened(address, limit, self._mechanism(address))
         try:
             token = self._delegate(transport, self.config.user or "")

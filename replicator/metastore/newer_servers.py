@@ -90,7 +90,7 @@ class InCatalog:
         if self._catalog not in names:
             raise ObjectNotFound(
                 f"the metastore at {self._config.uri} has no catalog {self._catalog}",
-                hint=f"it has: {', '.join(names)}" if names else "servers before Hive 3 have none: leave it out",
+                hint=f"it has: {', '.join(names)}" if names else "servers before Hive 3 have no catalogs: omit it",
             )
         self._found = True
 
@@ -105,8 +105,8 @@ def refuse_for_spark(metastore: MetastoreReader) -> None:
     catalog = metastore.bound_catalog
     if catalog is not None and catalog != metastore.default_catalog:
         raise Refused(
-            f"catalog {catalog} of {metastore.uri} cannot be read with Spark, which knows the server's default catalog "
-            f"{metastore.default_catalog} only",
+            f"catalog {catalog} of {metastore.uri} cannot be read with Spark, which supports only the server's default "
+            f"catalog {metastore.default_catalog}",
             hint="this needs a metastore server whose metastore.catalog.default is this catalog",
         )
 

@@ -220,7 +220,7 @@ def number(names: dict[int, str], name: str | None) -> int | None:
         return None
     code = next((code for code, known in names.items() if known == name), None)
     if code is None and not (name.isascii() and name.isdecimal() and int(name[:11]) < 1 << 31):
-        raise FormatError(f"{name!r} is none of {', '.join(names.values())}", hint=HINT)
+        raise FormatError(f"{name!r} is not one of {', '.join(names.values())}", hint=HINT)
     return int(name) if code is None else code
 
 

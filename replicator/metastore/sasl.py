@@ -92,7 +92,7 @@ def negotiate(connection: socket.socket, mechanism: Mechanism) -> Layer:
     if status is Status.OK:
         status, _ = _next(read, mechanism)
         if status is not Status.COMPLETE:
-            raise IdentityRefused("the server does not end the SASL negotiation")
+            raise IdentityRefused("the server did not end the SASL negotiation")
     return mechanism.layer
 
 
@@ -136,13 +136,13 @@ _CAUSES: tuple[tuple[tuple[str, ...], type[MetastoreError], str], ...] = (
     (("cannot contact any kdc", "cannot find kdc", "resolve network address for kdc"), NotAuthenticated,
      "check the realm's KDC in krb5.conf (KRB5_CONFIG), and that it runs"),
     (("ticket expired", "credentials have expired", "credential has expired", "context has expired"), NotAuthenticated,
-     "run kinit again, or set keytab and client_principal in [metastores.NAME], whose tickets are taken again"),
+     "run kinit again, or set keytab and client_principal in [metastores.NAME], whose tickets are renewed"),
     (("no kerberos credentials", "no credentials cache", "credentials cache file", "no credentials were supplied"),
      NotAuthenticated, "run kinit, or set keytab and client_principal in [metastores.NAME]"),
     (("server not found", "not found in kerberos database"), IdentityRefused,
      "check principal (`hive/_HOST@REALM`; _HOST is the host of the URI) and client_principal in [metastores.NAME]"),
     (("preauthentication failed", "password incorrect", "decrypt integrity check failed", "keytab"), IdentityRefused,
-     "check that keytab has the present key of client_principal (klist -k)"),
+     "check that keytab has the current key of client_principal (klist -k)"),
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ class Tickets:
         name = self._client()
         if config.keytab and not self._has_key(name):
             raise IdentityRefused(
-                f"keytab {config.keytab} has no key of {config.client_principal}", hint="klist -k shows what it has"
+                f"keytab {config.keytab} has no key of {config.client_principal}", hint="klist -k lists its keys"
             )
         found = said(lambda: _acquire(name, store), self._shown)
         if not config.keytab and found[1] < RENEW_WITHIN and _renew(config.ticket_cache):
@@ -203,7 +203,7 @@ class Gssapi(Layered):
     name = "GSSAPI"
     refused = (
         "check that principal in [metastores.NAME] is the server's own (hive.metastore.kerberos.principal), that the "
-        "server's keytab is the present one, and both clocks"
+        "server's keytab is the current one, and both clocks"
     )
 
     def __init__(self, config: MetastoreConfig, tickets: Tickets, host: str) -> None:
@@ -270,7 +270,7 @@ class Wrapped:
         try:
             unwrapped = self._context.unwrap(data)
         except gssapi.exceptions.GSSError as error:
-            raise FrameError(f"a frame is not the peer's: {_text(error)}") from error
+            raise FrameError(f"a frame is not from the peer: {_text(error)}") from error
         if self._private and not unwrapped.encrypted:
             raise FrameError("a frame is not encrypted")
         return bytes(unwrapped.message)
@@ -362,14 +362,14 @@ class PlainPassword:
         return self._said
 
     def answer(self, challenge: bytes) -> bytes:
-        raise IdentityRefused("the server asks for more than a password")
+        raise IdentityRefused("the server requires more than a password")
 
 
 class Digest(Layered):
     """The SASL mechanism DIGEST-MD5, as the owner of a delegation token."""
 
     name = "DIGEST-MD5"
-    refused = "get another delegation token: this one has expired, was cancelled, or is another metastore's"
+    refused = "get another delegation token: this one has expired, was cancelled, or belongs to another metastore"
     shown = "the delegation token"
 
     def __init__(self, token: str, config: MetastoreConfig) -> None:
@@ -392,7 +392,7 @@ class Digest(Layered):
         known = sum(_QUALITIES[each] for each in offered if each in _QUALITIES)
         quality = strongest(known, self._least)
         if quality is Quality.PRIVACY and CIPHER not in said.get("cipher", ""):
-            raise IdentityRefused(f"the server does not know the cipher {CIPHER} of DIGEST-MD5")
+            raise IdentityRefused(f"the server does not support the cipher {CIPHER} of DIGEST-MD5")
         return self._response(said, quality).encode()
 
     def _response(self, said: dict[str, str], quality: Quality) -> str:

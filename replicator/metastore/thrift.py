@@ -53,7 +53,7 @@ def is_refusal(error: MetastoreError, setting: Callable[[str], str]) -> bool:
 def refused(config: MetastoreConfig, error: MetastoreError) -> NotificationRefused:
     user = (config.client_principal or config.user or "").partition("@")[0].partition("/")[0]
     whom = f"hadoop.proxyuser.{user or '<user>'}"
-    who = "" if user else ", <user> being the one that the server knows this client as (without Kerberos its own)"
+    who = "" if user else ", where <user> is the name by which the server knows this client (without Kerberos its own)"
     return NotificationRefused(
         f"the metastore at {config.uri} does not let this user read its notification log ({error.message})",
         hint=f"in the metastore's core-site.xml set {whom}.hosts and {whom}.groups to where this client runs, or to *"
@@ -301,7 +301,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
         what = f"partitions by an expression of {db}.{table}"
         answer = self._of_table(db, table, what, requests.partitions_by_expression(db, table, expression))
         if answer.hasUnknownPartitions:
-            raise MetastoreError(f"{what}: the server cannot tell whether some match")
+            raise MetastoreError(f"{what}: the server cannot determine whether some match")
         return [convert.partition_from_thrift(partition) for partition in answer.partitions or ()]
 
     def add_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:

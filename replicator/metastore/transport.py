@@ -88,7 +88,7 @@ def read_message(read: Read) -> tuple[Status, bytes]:
     """Reads a negotiation message. Raises FrameError for anything else."""
     status, size = _MESSAGE.unpack(read(_MESSAGE.size))
     if status not in Status.__members__.values() or size > LARGEST_MESSAGE:
-        raise FrameError(f"no SASL message: it begins with {_MESSAGE.pack(status, size)!r}")
+        raise FrameError(f"not a SASL message: it begins with {_MESSAGE.pack(status, size)!r}")
     return Status(status), read(size)
 
 
@@ -285,11 +285,11 @@ def failure(error: ssl.SSLError) -> Exception:
         )
     reason = error.reason or str(error)
     if reason in _NO_TLS:
-        return NotAMetastore("no TLS is spoken there", hint="set tls = false in [metastores.NAME]")
+        return NotAMetastore("the server does not speak TLS", hint="set tls = false in [metastores.NAME]")
     if "CERTIFICATE" in reason or "HANDSHAKE_FAILURE" in reason:
         return IdentityRefused(
             f"the server refuses the TLS handshake: {reason.lower().replace('_', ' ')}",
-            hint="it may want a client certificate: set certificate and key in [metastores.NAME]",
+            hint="it may require a client certificate: set certificate and key in [metastores.NAME]",
         )
     return ConnectionResetError(f"TLS: {reason.lower().replace('_', ' ')}")
 
@@ -299,7 +299,7 @@ def _context(config: MetastoreConfig) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=config.ca)
     except (OSError, ValueError) as error:
-        raise IdentityRefused(f"ca {config.ca} cannot be read: {_why(error)}", hint="it is a PEM file") from error
+        raise IdentityRefused(f"ca {config.ca} cannot be read: {_why(error)}", hint="it must be a PEM file") from error
     context.check_hostname = config.verify_host
     if config.certificate is not None:
         reference = config.key_password
@@ -309,7 +309,7 @@ def _context(config: MetastoreConfig) -> ssl.SSLContext:
         except (OSError, ValueError) as error:
             raise IdentityRefused(
                 f"certificate {config.certificate} with key {config.key} cannot be read: {_why(error)}",
-                hint="both are PEM files; key_password is that of an encrypted key",
+                hint="both must be PEM files; key_password is that of an encrypted key",
             ) from error
     return context
 
@@ -332,7 +332,7 @@ COMPACT = b"\x82\x21\x00" + len(_NAME).to_bytes(1, "big") + _NAME + b"\x18\x04\r
 """The same in the compact protocol, with the line ends in a field that a metastore skips."""
 CALLS: Mapping[str, bytes] = {"binary": CALL, "compact": COMPACT}
 
-WENT_AWAY = "it went away at the first call"
+WENT_AWAY = "the connection broke at the first call"
 
 PATIENCE = 3.0  # seconds for a response to a guess
 
@@ -371,12 +371,12 @@ def greet(transport: Transport, within: float, protocol: Literal["binary", "comp
         transport.limit(max(deadline - time.monotonic(), 0.01))
         said = transport.peek(2)
     except TimeoutError:
-        raise SilentPeer(f"no answer within {within:g} s, though something listens there") from None
+        raise SilentPeer(f"no answer within {within:g} s, although the port is open") from None
     except ssl.SSLError as error:
         raise failure(error) from error
     except TTransportException as error:
         if error.type == TTransportException.TIMED_OUT:
-            raise SilentPeer(f"no answer within {within:g} s, though something listens there") from None
+            raise SilentPeer(f"no answer within {within:g} s, although the port is open") from None
         raise ConnectionResetError(f"{WENT_AWAY}: {error}") from error
     except OSError as error:
         raise ConnectionResetError(f"{WENT_AWAY}: {getattr(error, 'strerror', None) or error}") from error
@@ -389,12 +389,12 @@ def seems(said: bytes) -> tuple[str, Found]:
     if said[:5] == b"HTTP/" or said[:1] == b"<":
         return "an HTTP server answers there", _HTTP
     if said[0] in (0x15, 0x16) and said[1:2] == b"\x03":
-        return "TLS is spoken there", _TLS
+        return "the server speaks TLS", _TLS
     if 1 <= said[0] <= 5 and said[1:3] in (b"\0\0", b"\0"):
-        return "SASL (Kerberos) is spoken there", _SASL
+        return "the server speaks SASL (Kerberos)", _SASL
     if said[4:6] == CALL[:2]:
-        return "framed thrift is spoken there", _FRAMED
-    return f"something else than a metastore answers there: {said[:24]!r}", {}
+        return "the server speaks framed thrift", _FRAMED
+    return f"the server is not a metastore, its answer: {said[:24]!r}", {}
 
 
 def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
@@ -409,7 +409,7 @@ def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
     if wanted := _mechanism(dial):
         return wanted
     if _speaks_tls(dial):
-        return "TLS is spoken there", _TLS
+        return "the server speaks TLS", _TLS
     for call, found in _GUESSES:
         answer = _answer(dial, call)
         framed = 4 if found["transport"] == _FRAMED["transport"] else 0
@@ -436,8 +436,8 @@ def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
         connection.sendall(message(Status.START, b"GSSAPI") + message(Status.OK))
         status, payload = read_message(reading(connection))
         if status is not Status.OK and b"nsupported mechanism" in payload:
-            return "SASL without Kerberos is spoken there", _PASSWORD
-        return "this metastore wants Kerberos (SASL GSSAPI)", _SASL
+            return "the server speaks SASL without Kerberos", _PASSWORD
+        return "this metastore requires Kerberos (SASL GSSAPI)", _SASL
     return None
 
 

@@ -220,7 +220,7 @@ def drill(
             policy, replicas.metastore, drills, prefixes=(PREFIX, options.prefix), jobs=options.jobs, now=clock
         )
         run = _Run(replicas, drills, record, began, clock)
-        run.warn(*(f"swept {name}, which an earlier drill had left" for name in swept.dropped), *swept.warnings)
+        run.warn(*(f"removed {name}, left over from an earlier drill" for name in swept.dropped), *swept.warnings)
         return run.to_its_end(asking, policy, options)
 
 
@@ -237,7 +237,7 @@ def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Ca
         )
     if not replicas.databases:
         raise Refused(
-            f"policy {policy.name}: nothing in {replicas.metastore.uri} is a complete replica yet",
+            f"policy {policy.name}: no database in {replicas.metastore.uri} is a complete replica yet",
             hint=f"run `replicator sync {policy.name}` first",
         )
     id = uuid.uuid4().hex[:6]
@@ -245,7 +245,7 @@ def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Ca
     names = {each.name: f"{options.prefix}{id}_{each.name}".lower() for each in shown}
     long = [name for name in names.values() if len(name) > LONGEST_NAME]
     if long:
-        raise UsageError(f"{long[0]} is too long for a database's name", hint="give a shorter --prefix")
+        raise UsageError(f"{long[0]} is too long for a database name", hint="give a shorter --prefix")
     shadows = Shadows(id, policy.name, names)
     return Drill(
         id=id,
@@ -258,10 +258,10 @@ def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Ca
         kept=options.keep,
         homes={each.name: shadows.database(each).location or "" for each in shown},
         checkpoint={each.name: _standing(each) for each in shown},
-        warnings=[f"{name} is no complete replica yet, and has no part in the drill" for name in replicas.unready]
+        warnings=[f"{name} is not a complete replica yet, and is left out of the drill" for name in replicas.unready]
         + [f"{each.name} is being loaded" for each in shown if each.parameters.get(LOADING)]
         + [
-            f"asked of the replica itself, as its SQL is not understood: {query}"
+            f"run on the replica itself, because its SQL could not be parsed: {query}"
             for query in (*policy.smoke, *options.queries)
             if not_understood(names, query)
         ],
@@ -358,7 +358,7 @@ class _Run:
         try:
             return behind(self._replicas.other, event, self._clock)
         except MetastoreError as error:
-            self.warn(f"the lag is not known: {error}")
+            self.warn(f"the lag is unknown: {error}")
             return None
 
     def _tear_down(self, jobs: int) -> None:

@@ -266,12 +266,12 @@ def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, no
             if report.headroom_seconds < report.kept_seconds / 4:
                 report.warnings.append(
                     f"the source cleans event {reach.needed.id} in {duration_text(max(0.0, report.headroom_seconds))}, "
-                    "and it is not captured yet"
+                    "but it is not captured yet"
                 )
         waiting = waiting_events(source, report.captured_event, reach.newest)
         counted.announced(waiting.events)
         if waiting.more:
-            report.warnings.append(f"{waiting.more:,} more events that wait were not told apart by table")
+            report.warnings.append(f"{waiting.more:,} more waiting events were not assigned to tables")
 
 
 def _sum_up(report: Lag, pairs: Iterable[Pair], waiting: Sequence[TableLag]) -> None:
@@ -318,7 +318,7 @@ def _find_blocks(
     try:
         slot = find_slot(root.place, policy.slot) if root else None
         if slot is not None and slot.given_up:
-            report.warnings.append(f"slot {slot.name} was invalidated at {slot.given_up}: bytes may be gone")
+            report.warnings.append(f"slot {slot.name} was invalidated at {slot.given_up}: files may have been deleted")
         unfinished = memory.unfinished_role_change() if memory else None
     except Error as error:
         report.warnings.append(str(error))
@@ -328,7 +328,7 @@ def _find_blocks(
         report.blocks.append(f"a {unfinished.verb} was begun at {unfinished.started} and has not ended")
     for pair in pairs:
         if pair.loading:
-            report.warnings.append(f"{pair.replica}: the load of dump {pair.loading} has begun and not ended")
+            report.warnings.append(f"{pair.replica}: the load of dump {pair.loading} began, but has not ended")
     last = history.last if history else None
     if history is None or last is None:
         return
@@ -339,7 +339,7 @@ def _find_blocks(
         report.last_error = failed.error
         report.blocks.append(f"the run at {failed.started} {failed.status}: {failed.error}")
     elif last.status == "running":
-        report.warnings.append(f"a run has been at work since {last.started}")
+        report.warnings.append(f"a run has been in progress since {last.started}")
 
 
 def _failing(runs: list[Run]) -> Run | None:

@@ -80,9 +80,9 @@ class Lineage:
             for dump in report.dumps:
                 touched |= dict.fromkeys((table.db, table.name) for table in DumpReader(dump).tables())
         except (Error, OSError) as error:
-            self.problems.append(f"lineage: the tables of {dump} are not known: {error}")
+            self.problems.append(f"lineage: the tables of {dump} are unknown: {error}")
         if len(touched) > TABLES:
-            self.problems.append(f"lineage: {TABLES:,} of {len(touched):,} tables are named")
+            self.problems.append(f"lineage: only {TABLES:,} of {len(touched):,} tables are named")
         here, there = self.policy.source, self.policy.target
         if report.reverse:
             here, there = there, here

@@ -206,8 +206,8 @@ _FORMAT: dict[type[Any], str] = {
 }
 _HINT: dict[type[Any], str] = {
     Run: "remove it: only this run's entry of the history is lost",
-    RememberedScope: "remove it: the next run takes what the policy says now, and drops nothing that left it",
-    RoleChange: "look at the roles of both sides (`replicator role show`), then remove it, and run the verb again",
+    RememberedScope: "remove it: the next run uses the policy's present scope, and drops nothing that has left it",
+    RoleChange: "check the roles of both sides (`replicator role show`), then remove it, and run the command again",
 }
 
 
@@ -219,8 +219,8 @@ class Memory:
         not a root. Raises ConfigError for a name that cannot be a directory's."""
         if not _NAME.fullmatch(policy):
             raise ConfigError(
-                f"{policy!r} cannot be the name of a policy",
-                hint="use up to 63 letters, digits, dots, dashes and underscores, the first a letter or digit",
+                f"{policy!r} is not a valid policy name",
+                hint="use up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
             )
         self.policy, self.place = policy, Place(root.place) / POLICIES / policy
         self._runs = self.place / "runs"
@@ -317,7 +317,7 @@ class Memory:
             return None
         value = unseal(data, kind, _FORMAT[kind], str(path), _HINT[kind])
         if isinstance(value, Run | RoleChange) and value.policy != self.policy:
-            raise FormatError(f"{path}: is of the policy {value.policy}", hint=_HINT[kind])
+            raise FormatError(f"{path}: belongs to policy {value.policy}", hint=_HINT[kind])
         if isinstance(value, Run | RoleChange):
             _check(str(path), value)
         return value
@@ -345,7 +345,7 @@ def iso(seconds: float) -> str:
 
 def _file_name(run: Run) -> str:
     if not _RUN_ID.fullmatch(run.id):
-        raise ValueError(f"{run.id!r} cannot be the id of a run")
+        raise ValueError(f"{run.id!r} is not a valid run id")
     return f"{stamp(run.started)}-{run.id}.json"
 
 

@@ -57,7 +57,7 @@ def make(sides: Sides, options: SyncSettings = SYNC) -> SyncPlan:
         epochs = steps.roles()
         steps.forget_checkpoints()
         steps.warnings += [
-            f"the load of dump {id} has begun and not ended: this plan holds the same and more"
+            f"the load of dump {id} began, but has not ended: this plan contains its changes and more"
             for id in sorted({pair.loading for pair in direction.matching if pair.loading})
         ]
         captured = steps.capture()
@@ -181,7 +181,7 @@ def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -
         moved.append("source and target have exchanged their roles")
     roles = _roles(steps)
     moved += [
-        f"{name}: was {plan.roles.get(name, 'not there')}, is {roles.get(name, 'not there')}"
+        f"{name}: was {plan.roles.get(name, 'absent')}, is {roles.get(name, 'absent')}"
         for name in sorted(plan.roles.keys() | roles.keys())
         if plan.roles.get(name) != roles.get(name) and not _made_by(plan, steps, name)
     ]
@@ -198,8 +198,8 @@ def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -
         moved.append(f"out-of-scope replicas are now {', '.join(_drops(out_of_scope)) or 'nothing'}")
     if moved:
         raise Refused(
-            f"source or target have changed since the plan was made at {plan.made}: {'; '.join(moved[:5])}",
-            hint=f"make a new plan: replicator plan {plan.policy} --out FILE",
+            f"source or target have changed since the plan was created at {plan.made}: {'; '.join(moved[:5])}",
+            hint=f"create a new plan: replicator plan {plan.policy} --out FILE",
             details={"moved": moved},
         )
     return waiting
@@ -217,7 +217,7 @@ def _moved(load: PlannedLoad, steps: Steps) -> list[str]:
     try:
         again = _planned(steps, load.dump, load.why)
     except FormatError as error:
-        return [f"its dump cannot be read any more: {error.message}"]
+        return [f"its dump can no longer be read: {error.message}"]
     except (Refused, BootstrapNeeded) as error:
         return [error.message]
     if again.id != load.id:

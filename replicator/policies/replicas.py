@@ -281,7 +281,7 @@ def reported(compared: Compared | None) -> list[str]:
         return []
     more = max(len(names), compared.open_count) - NAMED
     text = ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
-    return [f"differs from the source, and not because it is behind: {text}; see `replicator repair`"]
+    return [f"differs from the source, and not because of the lag: {text}; see `replicator repair`"]
 
 
 class Background:
@@ -351,7 +351,7 @@ def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[L
         except Error as error:
             if error.transient:
                 raise
-            steps.warnings.append(f"{pair.name}: what its replica lacks was tried again, and failed: {error}")
+            steps.warnings.append(f"{pair.name}: retrying the objects that its replica lacks failed: {error}")
             continue
         tried = {f"{pair.name}.{name}" for name in names}
         rest = (each for each in lacking if not (each.object in tried and each.reason.startswith(NOT_TAKEN)))

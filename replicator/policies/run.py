@@ -189,7 +189,7 @@ def refuse_role_change(memory: Memory, options: SyncSettings) -> None:
     if unfinished is not None:
         raise Refused(
             f"policy {memory.policy}: a {unfinished.verb} was begun at {unfinished.started} and has not ended",
-            hint=f"run `replicator {unfinished.verb} {memory.policy}` again, it completes",
+            hint=f"run `replicator {unfinished.verb} {memory.policy}` again to complete it",
             details={"turn": unfinished.id, "verb": unfinished.verb},
         )
 
@@ -218,7 +218,7 @@ def _replicate(steps: Steps, work: RunWork, epochs: dict[str, int], report: Sync
         except BootstrapNeeded as error:
             if batch.bootstrap:
                 raise
-            steps.warnings.append(f"made a bootstrap instead of an increment: {error}")
+            steps.warnings.append(f"ran a bootstrap instead of an increment: {error}")
             dumped = _dump_and_load(steps, DumpBatch(batch.databases, why=str(error)), epochs, report, "")
         ends.append(dumped.to_position)
     return ends
@@ -262,13 +262,13 @@ def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> 
         report.left = [name for each in out_of_scope if each.known_as in refused for name in each.names]
         for each in out_of_scope:
             if each.staying:
-                steps.warnings.append(f"{each.db} stays: it holds {', '.join(each.staying[:10])}, not made here")
+                steps.warnings.append(f"{each.db} is kept: replication did not create {', '.join(each.staying[:10])}")
         return
     report.left = [name for each in out_of_scope for name in each.names]
     if out_of_scope:
         steps.warnings.append(
-            f"the policy does not name {', '.join(report.left)} any more: they stay on the target as they are, until "
-            "a run with --drop-left"
+            f"the policy no longer names {', '.join(report.left)}: they remain on the target unchanged until a run "
+            "with --drop-left"
         )
 
 
@@ -278,13 +278,13 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
     if kept.background is not None:
         report.compared = kept.background.take()
         steps.warnings += reported(report.compared or kept.background.last)
-        steps.warnings += [f"verifying failed: {kept.background.error}"] if kept.background.error else []
+        steps.warnings += [f"verification failed: {kept.background.error}"] if kept.background.error else []
     elif steps.policy.verify is not None and not steps.options.draining:
         try:
             with report.timed("verify"):
                 report.compared = compare_some(steps, kept.memory)
         except (Error, OSError) as error:
-            steps.warnings.append(f"verifying failed: {error}")
+            steps.warnings.append(f"verification failed: {error}")
         steps.warnings += reported(report.compared)
 
 

@@ -97,12 +97,12 @@ class Shadows:
 def cannot_show(table: Table, names: Mapping[str, str]) -> str:
     """Returns why a table has no shadow in the databases of `names`; empty if it can have one."""
     if table.kind not in (MANAGED, EXTERNAL, VIEW):
-        return f"a {table.kind} cannot lie in two databases"
+        return f"a {table.kind} cannot be in two databases"
     match table_format(table):
         case "acid":
             return "a transactional table cannot be external"
         case "iceberg" | "iceberg-view":  # `DROP TABLE .. PURGE` of a shadow would delete the files in its metadata
-            return "an Iceberg table: who drops one takes its files away, whatever its properties say"
+            return "an Iceberg table: dropping it deletes its files, regardless of its properties"
     return why_no_view(table, names)
 
 
@@ -133,7 +133,7 @@ def _parameters(parameters: Mapping[str, str]) -> dict[str, str]:
 
 TABLE_BATCH = 100  # read, shown and checked again: this limits the time in which a table may be dropped
 RACES = (0.1, 0.5, 2.0, 5.0)  # seconds to wait before a database that was not empty is emptied again
-WENT = "it went away meanwhile"
+WENT = "it was dropped or moved concurrently"
 
 
 @dataclass
@@ -301,7 +301,7 @@ def clean(policy: Policy, source: Metastore, target: Metastore, *, jobs: int = 4
         try:
             other = sweep(policy, source, drills, prefixes=[EVERY_NAME], jobs=jobs, now=clocks.time)
         except MetastoreError as error:
-            found.warnings.append(f"only the target's side was looked at: {error}")
+            found.warnings.append(f"only the target's side was checked: {error}")
             return found
     found.dropped += other.dropped
     found.staying += other.staying
@@ -333,7 +333,7 @@ def sweep(
         swept.dropped += [] if staying else [name]
     for drill in unfinished:
         _close(drill, drills, swept, now)
-    swept.warnings += [f"{name} stays: no drill made it" for name in swept.staying]
+    swept.warnings += [f"{name} is kept: no drill created it" for name in swept.staying]
     swept.status = "staying" if swept.staying else "clean"
     return swept
 

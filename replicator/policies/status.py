@@ -101,7 +101,7 @@ def _ask_source(report: Status, source: MetastoreReader, clock: Callable[[], flo
     report.lag_events = max(0, report.source_event - report.event)
     report.lag_seconds = 0.0
     if report.source_event < report.event:
-        report.warnings.append(f"the source's newest event is {report.source_event}: it is not the one replicated")
+        report.warnings.append(f"the source's newest event is {report.source_event}: it is not the replicated source")
     if not report.lag_events:
         return
     waiting = source.next_events(report.event, 1)
@@ -119,7 +119,7 @@ def _read_log(report: Status, root: ChangeRoot, db: str) -> None:
     """Sets the time of the position, and the bytes that were captured after it."""
     if report.source not in (None, root.id):
         raise UsageError(
-            f"{root.place} is not the $cmroot that {report.db} was made from ({report.source})",
+            f"{root.place} is not the $cmroot that {report.db} was created from ({report.source})",
             hint="name the one that its dumps were written from",
         )
     log = segments(root.place)
@@ -207,7 +207,7 @@ def wait(
     if goal == Goal():
         raise UsageError("nothing to wait for", hint="give --until-event or --until-lag")
     if goal.lag is not None and source is None:
-        raise UsageError("a lag is told by comparing with the source", hint="give --source")
+        raise UsageError("the lag is measured by comparison with the source", hint="give --source")
     began = clock()
     pause = FIRST
     while True:
@@ -236,12 +236,12 @@ def _not_reached(
 ) -> NotReached:
     there = trouble
     if now is not None:
-        there = "it is no replica" if now.event is None else f"it is at event {now.event}"
+        there = "it is not a replica" if now.event is None else f"it is at event {now.event}"
         if now.lag_seconds is not None:
             there += f", {count_text(now.lag_events or 0, 'event')} and {now.lag_seconds:.0f} s behind"
     return NotReached(
-        f"database {db} of {target.uri} has not come to {goal} within {timeout.total_seconds():g} s: {there}",
-        hint="wait again with a longer --timeout; `replicator status` tells whether a load is under way",
+        f"database {db} of {target.uri} did not reach {goal} within {timeout.total_seconds():g} s: {there}",
+        hint="wait again with a longer --timeout; `replicator status` shows whether a load is in progress",
         details={
             "event": now.event if now else None,
             "lag_events": now.lag_events if now else None,

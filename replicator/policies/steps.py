@@ -124,7 +124,7 @@ class Steps:
             raise ObjectNotFound(
                 f"policy {self.policy.name}: no database of {self.direction.source.uri} matches "
                 f"{', '.join(self.policy.databases)}",
-                hint="patterns match whole names of databases; see `databases` in docs/policies.md",
+                hint="patterns match entire database names; see `databases` in docs/policies.md",
             )
 
         chosen = CaptureSettings(
@@ -296,7 +296,7 @@ class Steps:
             except Error as error:
                 if error.transient:
                     raise
-                self.warnings.append(f"the load of {place} was interrupted and cannot be ended: {error}")
+                self.warnings.append(f"the load of {place} was interrupted and cannot be completed: {error}")
         return done
 
     def advance(self, work: RunWork, end: Point) -> None:
@@ -385,7 +385,5 @@ def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
 def _point(log: list[Segment], position: int) -> Point:
     point = point_at(log, position)
     if point is None:
-        raise BootstrapNeeded(
-            f"the captured log does not have position {position} any more", hint="run again: a bootstrap is made"
-        )
+        raise BootstrapNeeded(f"the captured log no longer has position {position}", hint="run again: it bootstraps")
     return point

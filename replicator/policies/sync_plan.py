@@ -108,7 +108,7 @@ def encode_plan(plan: SyncPlan) -> bytes:
 
 def read_plan(place: str) -> SyncPlan:
     """Reads a plan. Raises FormatError if it is missing, is not a plan, or has a version unknown to this release."""
-    hint = "make a new plan with `replicator plan POLICY --out FILE`"
+    hint = "create a new plan with `replicator plan POLICY --out FILE`"
     try:
         data = as_written(place).read_bytes()
         about = msgspec.json.decode(data, type=_Versioned)
@@ -116,9 +116,9 @@ def read_plan(place: str) -> SyncPlan:
             raise FormatError(f"{place}: a {about.format} of version {about.version}, not a plan", hint=hint)
         return msgspec.json.decode(data, type=SyncPlan)
     except FileNotFoundError:
-        raise FormatError(f"{place}: there is no such file", hint=hint) from None
+        raise FormatError(f"{place}: no such file", hint=hint) from None
     except UNREADABLE as error:
-        raise FormatError(f"{place}: no plan: {error}", hint=hint) from error
+        raise FormatError(f"{place}: not a plan: {error}", hint=hint) from error
 
 
 class _Versioned(msgspec.Struct, frozen=True):

@@ -39,13 +39,13 @@ def refuse_table(plan: Plan, there: Table) -> None:
     if position is None:
         raise Refused(
             f"table {there.db}.{there.name} of the target was not created by replication",
-            hint="rename or drop it, or --overwrite to let the load replace it (its data goes to the target's $cmroot)",
+            hint="rename or drop it, or use --overwrite to replace it (its data is moved to the target's $cmroot)",
         )
     if position > plan.metadata.end.position:
         raise Refused(
             f"table {there.db}.{there.name} of the target is at position {position}, newer than the dump's end "
             f"{plan.metadata.end.position}",
-            hint="load a newer dump, or --overwrite to return to this one",
+            hint="load a newer dump, or use --overwrite to return to this one",
         )
 
 
@@ -54,8 +54,8 @@ def refuse_source_location(plan: Plan, source: Table, final: Table) -> None:
         return
     if source.location and final.location and relative(final.location, source.location) == "":
         raise Refused(
-            f"table {final.db}.{final.name} would lie at the source's own location {source.location}",
-            hint="name another warehouse with --warehouse, or map the location with --map-location",
+            f"table {final.db}.{final.name} would be stored at the source's own location {source.location}",
+            hint="give another warehouse with --warehouse, or map the location with --map-location",
         )
 
 
@@ -75,7 +75,8 @@ def refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
             assert place and other.location
             if relative(place, other.location) is not None or relative(other.location, place) is not None:
                 raise Refused(
-                    f"{'.'.join(step.name)} lay at {place}, where {other.db}.{other.name} lies now ({other.location})",
+                    f"{'.'.join(step.name)} was stored at {place}, where {other.db}.{other.name} is now "
+                    f"({other.location})",
                     hint="restore into another database with --into",
                 )
 
@@ -270,8 +271,8 @@ def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Ta
         )
     if known is not None and has_sources_data(known) != step.shared:
         raise BootstrapNeeded(
-            f"the data of table {'.'.join(step.name)} {'is the source' if step.shared else 'is the target'}'s from now "
-            "on, and the dump does not name all of it",
+            f"the data of table {'.'.join(step.name)} is the {'source' if step.shared else 'target'}'s from now on, "
+            "but the dump does not list all of it",
             hint="load a bootstrap dump",
         )
     step.clear = lineage.complete and not step.shared
@@ -286,8 +287,8 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
             position = table_position(table)
             if position is None:
                 raise Refused(
-                    f"database {db} was dropped at the source, and replication did not create {table.db}.{table.name}",
-                    hint="move that table elsewhere, then load again",
+                    f"database {db} was dropped at the source, but replication did not create {table.db}.{table.name}",
+                    hint="move that table to another database, then load again",
                 )
             if (table.db, table.name) not in kept | dropped and position < at:
                 plan.drops.append(table)

@@ -106,8 +106,8 @@ class Placement:
     def _outside_root(self, location: str, place: str) -> str:
         if self.root is not None and relative(place, self.root) is not None:
             raise Refused(
-                f"{location} of the source would lie at {place}, in the target's $cmroot {self.root}",
-                hint="look at who made the dump; else map the location, or name another --cmroot",
+                f"{location} of the source would be stored at {place}, in the target's $cmroot {self.root}",
+                hint="check the origin of the dump; if it is correct, map the location, or give another --cmroot",
             )
         return place
 
@@ -127,7 +127,7 @@ class Placement:
             authority, slash, rest = below.partition("/")
             below = authority.replace(":", "_") + slash + rest
         if below and not is_below(below):
-            raise FormatError(f"location {location!r} cannot lie below {self.external}", hint=HINT)
+            raise FormatError(f"location {location!r} cannot be stored below {self.external}", hint=HINT)
         return join(external_of(self.external, self.database(db)) if db in self.apart else self.external, below)
 
 
@@ -182,10 +182,10 @@ def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
         before, equals, after = text.partition("=")
         if not (before and equals and after):
             raise UsageError(
-                f"{option} {text!r} is not of the form A=B", hint="A is the source's, B what it becomes on the target"
+                f"{option} {text!r} is not of the form A=B", hint="A is the name at the source, B that on the target"
             )
         if pairs.setdefault(before, after) != after:
-            raise UsageError(f"{option} names {before} twice: {pairs[before]} and {after}", hint="give it once")
+            raise UsageError(f"{option} is given twice for {before}: {pairs[before]} and {after}", hint="give it once")
     return list(pairs.items())
 
 
@@ -266,7 +266,9 @@ class NamedPath:
 
     @property
     def reason(self) -> str:
-        return f"{self.key} names {self.target}, where nothing is: {self.source} is no file of a table, and not copied"
+        return (
+            f"{self.key} names {self.target}, which does not exist: {self.source} is not a table's file, and not copied"
+        )
 
     def dangles(self) -> bool:
         """Returns True if the path does not exist on the target, but does at the source."""

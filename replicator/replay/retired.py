@@ -211,7 +211,7 @@ def _read(place: str, root: str) -> tuple[Retired, ...]:
         note = msgspec.json.decode(Place(place).read_bytes(), type=_Note)
     except UNREADABLE as error:
         raise FormatError(
-            f"{place}: {error}", hint="remove it; the replaced directories that it named stay where they are"
+            f"{place}: {error}", hint="delete it; the replaced directories that it names are kept"
         ) from error
     if (note.format, note.version) != (_FORMAT, _VERSION):
         raise FormatError(f"{place}: {note.format} version {note.version}", hint="use the release that wrote it")
@@ -220,9 +220,11 @@ def _read(place: str, root: str) -> tuple[Retired, ...]:
             if not ("://" in directory or directory.startswith(("/", "file:"))) or folded(directory) != normal(
                 directory
             ):
-                raise foreign(place, "directory", directory, "is not a place")
+                raise foreign(place, "directory", directory, "is not a path")
         if not each.directory or touches(resolved(each.directory), resolved(root)):
-            raise foreign(place, "directory", each.directory, "was never a table's: it is, or holds, the $cmroot")
+            raise foreign(
+                place, "directory", each.directory, "was never a table's directory: it is, or contains, the $cmroot"
+            )
     return note.directories
 
 
@@ -254,7 +256,7 @@ class Stays:
             if holder.source == source:
                 shared.append((place, holder))
             else:
-                self.add(whose[place], place, f"{holder} has them, too")
+                self.add(whose[place], place, f"{holder} also uses them")
         return reported(shared)
 
     def not_replicated(self, databases: Mapping[str, str]) -> list[NotReplicated]:
@@ -263,7 +265,7 @@ class Stays:
         named = []
         for (db, table), (place, why, count) in self._found.items():
             more = f" and {count - 1:,} more directories" if count > 1 else ""
-            text = f"files in {place}{more} stay on the target, which the source has no more: {why}"
+            text = f"files in {place}{more}, no longer at the source, remain on the target: {why}"
             named.append(NotReplicated(f"{db}.{table}", text))
         return renamed(named, sources)
 
@@ -271,6 +273,6 @@ class Stays:
 def reported(held: Sequence[tuple[str, Occupant]]) -> Iterator[str]:
     """Yields warnings; a large number is summarised in one."""
     for place, holder in held[:REPORTED]:
-        yield f"the files in {place} were left: {holder} has them, too"
+        yield f"the files in {place} were kept: {holder} also uses them"
     if len(held) > REPORTED:
-        yield f"the files in {len(held) - REPORTED} more directories were left, which others have, too"
+        yield f"the files in {len(held) - REPORTED} more directories were kept: other objects also use them"

@@ -202,7 +202,7 @@ def replica_constraints(
     for each in constraints:
         db = replica(each.parent[0]) if each.parent else None
         if not each.columns and each.kind != CHECK:
-            lacking.append(Lack(each, "the source's metastore has forgotten its columns: drop and add it there"))
+            lacking.append(Lack(each, "the source's metastore has lost its columns: drop it and add it again there"))
         elif each.kind not in kinds:
             lacking.append(Lack(each, f"the target's metastore has no {each.kind} constraints"))
         elif each.parent and db is None:
@@ -360,21 +360,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "owner type: none, or USER",
         ("3.1", "4.0", "4.2"),
-        "Hive 2.3 stores no owner type of tables; newer ones say USER where none was given",
+        "Hive 2.3 stores no owner type of tables; newer ones return USER where none was given",
         (Database, Table),
         _owner_type,
     ),
     Rule(
         f"a managed table becomes external, with `{TRANSLATED}` and `external.table.purge`",
         ("4.0", "4.2"),
-        "managed tables of Hive 4 are transactional; others it makes external, and a drop still purges them",
+        "managed tables of Hive 4 are transactional; it converts others to external, and a drop still purges them",
         (Table,),
         _translated,
     ),
     Rule(
         "`numFilesErasureCoded=0`",
         ("4.0", "4.2"),
-        "counted by the server beside the number of files",
+        "counted by the server in addition to the number of files",
         (Table, Partition),
         _default("numFilesErasureCoded", "0"),
     ),
@@ -388,7 +388,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "`numFiles=0` and `totalSize=0` of a materialized view",
         ("2.3", "3.1", "4.0", "4.2"),
-        "counted by the server when one is altered, by 2.3 when one is made",
+        "counted by the server when one is altered, by 2.3 when one is created",
         (Table,),
         _counted_view,
     ),
@@ -413,8 +413,8 @@ LACKS: tuple[Rule, ...] = (
     Rule(
         "creation metadata of a materialized view",
         ("2.3",),
-        f"{NOT_STORED}creation metadata of materialized views: no query is rewritten to read it, and no rebuild"
-        " knows what it was made of",
+        f"{NOT_STORED}creation metadata of materialized views: queries are not rewritten to read it, and"
+        " rebuilds do not know its sources",
         (Table,),
         _no_creation,
     ),

@@ -130,7 +130,9 @@ def default_warehouse(target: MetastoreReader) -> str:
     except ObjectNotFound:
         location = None
     if not location:
-        raise ObjectNotFound("the target has no default database to tell its warehouse", hint="give --warehouse")
+        raise ObjectNotFound(
+            "the target has no default database, which determines its warehouse", hint="give --warehouse"
+        )
     return location
 
 
@@ -172,7 +174,7 @@ def check_target(
             raise Refused(
                 f"database {name} of the target is at position {there.position}, newer than the dump's end "
                 f"({metadata.end.position}, event {metadata.end.event})",
-                hint="load a newer dump, or --overwrite to take the target back to this one",
+                hint="load a newer dump, or use --overwrite to return the target to this one",
             )
     unfinished = any(target[name].loading not in (None, "") for name in placement.databases.values())
     if metadata.kind == BOOTSTRAP:
@@ -189,7 +191,7 @@ def check_target(
         raise BootstrapNeeded(
             f"the dump begins at position {metadata.begin.position} (event {metadata.begin.event}), the target is at "
             f"{behind or 'no position'}",
-            hint="load the dumps between first, in order, or a bootstrap dump",
+            hint="first load the dumps in between, in order, or load a bootstrap dump",
         )
     for source_name, name in placement.databases.items():
         _refuse_wider(metadata, source_name, target[name])
@@ -203,9 +205,9 @@ def _refuse_wider(metadata: DumpMetadata, source_name: str, there: TargetDatabas
     wanted = reached(metadata.scope, source_name)
     if there.database is not None and there.position is not None and not covers(there.scope, wanted):
         raise BootstrapNeeded(
-            f"database {there.database.name} of the target came to its checkpoint with "
-            f"{scope_text(there.scope or '')}, and the dump has {scope_text(wanted)}: what happened to the others "
-            "before it was never loaded",
+            f"database {there.database.name} of the target reached its checkpoint with "
+            f"{scope_text(there.scope or '')}, but the dump has {scope_text(wanted)}: earlier changes of the other "
+            "tables were never loaded",
             hint="load a bootstrap dump of the wider scope, or dump with the narrower one again",
         )
 
@@ -222,8 +224,8 @@ def _refuse_source(metadata: DumpMetadata, source_name: str, there: TargetDataba
     location = metadata.locations.get(source_name)
     if location and there.database and there.database.location and relative(there.database.location, location) == "":
         raise Refused(
-            f"the target's database {there.database.name} lies at the source's location {location}: it is the source",
-            hint="name another metastore with --target, or another database with --rename-db",
+            f"the target's database {there.database.name} is at the source's location {location}: it is the source",
+            hint="give another metastore with --target, or another database with --rename-db",
         )
 
 
@@ -234,12 +236,12 @@ def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) ->
         raise Refused(
             f"database {name} of the target was not created by replication and holds "
             f"{count_text(len(there.tables), 'table')}",
-            hint="load into another name with --rename-db, or --overwrite to replace what the dump also has",
+            hint="load under another name with --rename-db, or use --overwrite to replace what the dump also contains",
         )
     if there.source not in (None, metadata.root_id):
         raise Refused(
             f"database {name} of the target replicates another source ($cmroot {there.source})",
-            hint="load into another name with --rename-db, or --overwrite",
+            hint="load under another name with --rename-db, or use --overwrite",
         )
 
 
@@ -324,8 +326,9 @@ def rename_order(
         if circle is None:
             blocked = ", ".join(f"{_named(old)} -> {_named(new)}" for old, new in list(waiting.items())[:5])
             raise Refused(
-                f"renames of the source meet names that the target uses otherwise: {blocked}",
-                hint="drop or rename what has these names on the target, then load again; --overwrite replaces tables",
+                f"renames at the source conflict with names of other tables on the target: {blocked}",
+                hint="drop or rename the objects with these names on the target, then load again; --overwrite "
+                "replaces tables",
             )
         staged = passing(circle)
         order.append((circle, staged))

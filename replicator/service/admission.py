@@ -42,7 +42,7 @@ def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
-                log.warning("a connection is refused: there are %s", limits.connections)
+                log.warning("connection refused: %s connections are open", limits.connections)
                 self._end(b"503 Service Unavailable")
             else:
                 self._head = self.loop.call_later(head, self._late)
@@ -122,7 +122,7 @@ class TlsGate(asyncio.Protocol):
         self._transport = transport
         self._connections.add(self)
         if len(self._connections) > self._most:
-            log.warning("a connection is refused: there are %s", self._most)
+            log.warning("connection refused: %s connections are open", self._most)
             transport.abort()  # no response can be sent before the handshake
         else:
             self._task = asyncio.get_running_loop().create_task(self._shake_hands())
@@ -147,7 +147,7 @@ class TlsGate(asyncio.Protocol):
                 self._transport, self, self._context, server_side=True, ssl_handshake_timeout=seconds
             )
         except OSError as error:  # includes TLS errors and timeouts
-            log.debug("no handshake: %s", error)
+            log.debug("TLS handshake failed: %s", error)
             self._transport.abort()
             return
         finally:
@@ -206,7 +206,7 @@ class Proxies:
         config = self._config
         user = _values(headers, config.user_header)
         if len(user) > 1 or any(len(each) > 200 or not each.isprintable() for each in user):
-            raise ValueError(f"{config.user_header} is given twice, or is no name")
+            raise ValueError(f"{config.user_header} is given twice, or is not a valid name")
         address = self._behind(peer, ",".join(_values(headers, config.address_header)))
         scheme = ",".join(_values(headers, SCHEME)).partition(",")[0].strip().lower()
         scheme = scheme if scheme in ("http", "https") else ""
@@ -369,7 +369,7 @@ class Admission:
         if wait:
             raise _Refused(429, "too many requests; see service.limits", wait=wait)
         if found.user and scope["method"] not in SAFE and not _from_here(headers):
-            raise _Refused(403, "a page of another origin asks for this")
+            raise _Refused(403, "the request comes from a page of another origin")
         scope["client"] = (found.address, 0)
         sender = Sender(found.address, found.user, found.identity, lambda: self._recognise(digest))
         scope["state"] = {**scope.get("state", {}), "sender": sender}
@@ -386,7 +386,7 @@ class Admission:
         said = dict(headers)
         if b"content-length" not in said and b"transfer-encoding" not in said:
             return b"", receive
-        large = _Refused(413, f"a body has at most {self._largest} bytes", close=True)
+        large = _Refused(413, f"the body exceeds {self._largest} bytes", close=True)
         if int(said.get(b"content-length", b"0")) > self._largest:
             raise large
         body, more = bytearray(), True
@@ -401,7 +401,7 @@ class Admission:
                     if len(body) > self._largest:
                         raise large
         except TimeoutError as error:
-            raise _Refused(408, "the body did not come in time", close=True) from error
+            raise _Refused(408, "the body did not arrive in time", close=True) from error
         _refuse_no_text(bytes(body))
         rest = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
@@ -414,14 +414,14 @@ class Admission:
 def _refuse_zeros(scope: Message) -> None:
     """Refuses zero bytes: no name or value contains them, and PostgreSQL's text cannot."""
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-        raise _Refused(400, "a zero byte is in the address")
+        raise _Refused(400, "the URL contains a zero byte")
 
 
 def _refuse_no_host(headers: Headers) -> None:
     """Refuses an invalid Host, which later code reads as the host of a URL."""
     for name, value in headers:
         if name == b"host" and _host_of("//" + value.decode("latin-1")) is None:
-            raise _Refused(400, "this Host is none")
+            raise _Refused(400, "invalid Host header")
 
 
 def _host_of(address: str) -> str | None:
@@ -441,10 +441,10 @@ def _refuse_no_text(body: bytes) -> None:
     try:
         said = json.dumps(json.loads(body), ensure_ascii=False)
         if "\\u0000" in said:
-            raise _Refused(400, "a zero byte is in the body")
+            raise _Refused(400, "the body contains a zero byte")
         said.encode()
     except UnicodeEncodeError as error:
-        raise _Refused(400, "half a character is in the body") from error
+        raise _Refused(400, "the body contains half a character") from error
     except (ValueError, RecursionError):
         return  # the application reports the error
 

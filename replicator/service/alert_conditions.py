@@ -70,7 +70,7 @@ Trends = dict[str, Trend]
 OF_LAG = ("unreachable", "late", "blocked", "headroom", "two-primaries")
 """Kinds of conditions that are derived from a policy's lag."""
 
-LOOK = "plan a repair, or look at them"
+LOOK = "plan a repair, or inspect the differences"
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def of_jobs(jobs: Sequence[JobFacts], config: AlertConfig, now: float) -> Iterat
         name = each.job.name
         if each.state and not each.state.paused and overdue(each.job, each.success, config.missed_periods, now):
             ago = duration_text(now - each.success)
-            hint = "is a run at work, does the service schedule, are there places (service.at_once)?"
-            yield Condition("stale", name, f"{name} had no success for {ago}", hint)
+            hint = "check whether a run is in progress, whether the service schedules, and service.at_once"
+            yield Condition("stale", name, f"{name} has not succeeded for {ago}", hint)
 
 
 def overdue(job: Job, success: float, periods: int, now: float) -> float:
@@ -161,8 +161,8 @@ def _of_last(facts: JobFacts) -> Iterator[Judgement]:
     if last is None or last.state in FAILURES:
         yield Unjudged("certificate", name)
     elif last.state == "partial" and last.arguments[:2] == ("purge", "certify"):
-        hint = f"GET /api/v1/runs/{last.id}/answer says what is left, and what nobody searched"
-        yield Condition("certificate", name, f"{name}: the certificate is not whole: {last.message}", hint)
+        hint = f"GET /api/v1/runs/{last.id}/answer lists what is left, and what was not searched"
+        yield Condition("certificate", name, f"{name}: the certificate is incomplete: {last.message}", hint)
     if last is not None and last.state == "differs":
         yield Condition("differs", name, f"{name} found differences: {last.message}", LOOK)
     elif not facts.compared and (last is None or last.state != "done"):
@@ -198,21 +198,21 @@ def of_comparisons(
             continue
         if each.open_count:
             more = ", ..." if each.open_count > len(each.open) else ""
-            text = f"{name}: {count_text(each.open_count, 'table')} differed when compared last"
+            text = f"{name}: {count_text(each.open_count, 'table')} differed in the last comparison"
             yield Condition("differs", name, f"{text}: {', '.join(each.open)}{more}", LOOK)
         age = verified_age(each, now)
         if age is None:
             yield Unjudged("unverified", name)
         elif age > limit:
-            text = f"{name}: a table was compared {duration_text(age)} ago, and has to be within {duration_text(limit)}"
-            yield Condition("unverified", name, text, f"replicator verify, or a larger policies.{name}.verify")
+            text = f"{name}: a table was last compared {duration_text(age)} ago; the limit is {duration_text(limit)}"
+            yield Condition("unverified", name, text, f"run `replicator verify`, or increase policies.{name}.verify")
 
 
 def _without_lag(name: str, found: MeasuredLag | None, hold: float) -> Iterator[Judgement]:
     for kind in OF_LAG:
         yield Unjudged(kind, name)
     if found is not None and found.stale:
-        hint = f"replicator check {name}; do its metastores answer, are its roots mounted?"
+        hint = f"replicator check {name}; check that its metastores respond and its roots are mounted"
         yield Condition("unmeasured", name, f"{name}: {found.error}", hint)
         yield Unjudged("unknown", name)
         return
@@ -241,8 +241,8 @@ def _of_lag(name: str, lag: Lag, config: AlertConfig, hold: float, *, grows: boo
     if left is None or kept is None:
         yield Unjudged("headroom", name)
     elif kept and left < config.headroom * kept:
-        text = f"{name}: in {duration_text(left)} the source forgets events that are needed"
-        hint = f"let the source keep events for longer than {duration_text(kept)}, or make the policy run"
+        text = f"{name}: in {duration_text(left)} the source deletes events that are still needed"
+        hint = f"let the source keep events for longer than {duration_text(kept)}, or run the policy"
         yield Condition("headroom", name, text, hint)
 
 
@@ -266,7 +266,7 @@ def of_disks(
             continue
         trend = trends.setdefault(f"disk {disk.directory}", Trend(TREND))
         trend.add(disk.at, disk.free)
-        hint = "free space: `replicator cm expire` removes what nobody needs"
+        hint = "free space: `replicator cm expire` removes contents that are no longer needed"
         left = full_in(trend)
         if disk.free < config.disk * disk.size:
             yield Condition("disk", name, f"{name}: {size_text(disk.free)} are free in {disk.directory}", hint)
@@ -274,7 +274,7 @@ def of_disks(
         elif trend.span < ENOUGH:
             yield Unjudged("disk-full", name)
         elif left is not None and left < within:
-            text = f"{name}: {disk.directory} is full in {duration_text(left)}, at this rate"
+            text = f"{name}: {disk.directory} will be full in {duration_text(left)} at this rate"
             yield Condition("disk-full", name, f"{text}; {size_text(disk.free)} are free", hint, ENOUGH)
 
 

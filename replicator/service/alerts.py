@@ -275,7 +275,7 @@ class Alerter:
                 wait = min(self._next_try.get(name, (0.0, FIRST / 2))[1] * 2, LONGEST)
                 self._next_try[name] = (time.monotonic() + wait, wait)
                 self._refused[each.id] = time.monotonic()  # it is sent last then: the alert itself may be refused
-                log.warning("alerts.%s: not told, tried again in %.0f s: %s", name, wait, failure)
+                log.warning("alerts.%s: delivery failed, retry in %.0f s: %s", name, wait, failure)
                 continue
             self._next_try.pop(name, None)
             told[name] = (event, now)
@@ -289,7 +289,7 @@ class Alerter:
         messages."""
         said: list[str] = []
         if not self._sending.begin(channel, lambda: said.append(failure_of(lambda: send(message)))):
-            return "the message before is still being sent"
+            return "the previous message is still being sent"
         if not self._sending.wait(channel, 2 * PATIENCE) or not said:
             return f"it took longer than {2 * PATIENCE:.0f} s"
         return said[0]

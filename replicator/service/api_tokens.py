@@ -62,7 +62,7 @@ def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[
     """Creates a token that is valid for `seconds`, and returns it; it cannot be read again. Raises UsageError for a
     name that is invalid or in use."""
     if not _NAME.fullmatch(name) or name == SCHEDULE:
-        raise UsageError(f"{name!r} is no name of a token", hint="letters, digits and . _ @ -, up to 100")
+        raise UsageError(f"invalid token name {name!r}", hint="use letters, digits and . _ @ -, at most 100")
     made = PREFIX + secrets.token_urlsafe(32)
     now = store.now()
     values: dict[str, object] = {
@@ -78,7 +78,7 @@ def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[
         store.transaction() as connection
     ):  # which writes immediately: SQLite refuses one that has read before another wrote
         if not connection.execute(insert(token).from_select(list(values), picked)).rowcount:
-            raise UsageError(f"there is a token {name!r}", hint=f"`replicator token revoke {name}` ends it")
+            raise UsageError(f"token {name!r} already exists", hint=f"`replicator token revoke {name}` revokes it")
     return made
 
 
@@ -86,7 +86,7 @@ def revoke_token(store: ServiceStore, name: str) -> None:
     """Revokes a token: it is refused from the next request on. Raises ObjectNotFound."""
     with store.transaction() as connection:
         if not connection.execute(delete(token).where(token.c.name == name)).rowcount:
-            raise ObjectNotFound(f"there is no token {name!r}", hint="see `replicator token ls`")
+            raise ObjectNotFound(f"token {name!r} does not exist", hint="see `replicator token ls`")
 
 
 def tokens(store: ServiceStore) -> list[ShownToken]:

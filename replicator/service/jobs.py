@@ -82,10 +82,10 @@ class Cron:
         try:
             next(CronSim(self.expression, datetime.now(self.zone)))
         except CronSimError as error:
-            hint = "minute, hour, day of month, month, day of week, such as 30 3 * * 1-5"
+            hint = "write minute, hour, day of month, month, day of week, such as 30 3 * * 1-5"
             raise ConfigError(f"cron: {self.expression!r}: {error}", hint=hint) from error
         except StopIteration as error:
-            raise ConfigError(f"cron: {self.expression!r} never comes", hint="name a day that exists") from error
+            raise ConfigError(f"cron: {self.expression!r} never matches", hint="use a date that exists") from error
 
     @property
     def text(self) -> str:
@@ -171,7 +171,7 @@ def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str,
         for name, policy in policies.items():
             if name not in run:
                 if name in found:
-                    raise ConfigError(f"service.jobs.{name}: is a policy's name", hint="give the job another name")
+                    raise ConfigError(f"service.jobs.{name}: a policy has this name", hint="give the job another name")
                 every = policy.schedule.total_seconds()
                 found[name] = Job(
                     name, ("sync", name), Every(every, shift_of(name, min(every * SPREAD[0], SPREAD[1]))), name
@@ -182,23 +182,25 @@ def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str,
 def _job(name: str, given: JobConfig, policies: Mapping[str, Policy]) -> Job:
     key = f"service.jobs.{name}"
     if name in UNADDRESSED or set(name) & set(SEPARATORS):
-        raise ConfigError(f"{key}: {name!r} is no name of a job", hint="give the job another name")
+        raise ConfigError(f"{key}: {name!r} is not a valid job name", hint="give the job another name")
     if is_ad_hoc(name):
-        raise ConfigError(f"{key}: a job's name has no colon", hint="give the job another name")
+        raise ConfigError(f"{key}: a job name must not contain a colon", hint="give the job another name")
     if not given.command or given.command[0] not in SCHEDULED:
-        raise ConfigError(f"{key}.command: begins with none of {', '.join(sorted(SCHEDULED))}")
+        raise ConfigError(f"{key}.command: must begin with one of {', '.join(sorted(SCHEDULED))}")
     if "--follow" in given.command:
-        raise ConfigError(f"{key}.command: --follow never ends", hint="leave it out: the schedule repeats the run")
+        raise ConfigError(
+            f"{key}.command: a run with --follow never ends", hint="remove it: the schedule repeats the run"
+        )
     shift = shift_of(name, _seconds(f"{key}.jitter", given.jitter))
     if (given.every is None) == (given.cron is None):
-        raise ConfigError(f"{key}: every or cron is needed, and not both")
+        raise ConfigError(f"{key}: exactly one of every and cron is required")
     schedule: Schedule
     if given.cron is not None:
         schedule = Cron(given.cron, _zone(f"{key}.zone", given.zone), shift)
     else:
         every = _seconds(f"{key}.every", given.every or "")
         if every <= 0:
-            raise ConfigError(f"{key}.every: is not longer than nothing")
+            raise ConfigError(f"{key}.every: must be longer than zero")
         schedule = Every(every, shift)
     policy = _policy(f"{key}.command", given.command, policies)
     timeout = None if given.timeout is None else _seconds(f"{key}.timeout", given.timeout)
@@ -212,7 +214,9 @@ def _policy(key: str, line: tuple[str, ...], policies: Mapping[str, Policy]) -> 
     except UsageError as error:
         raise ConfigError(f"{key}: {error.message}", hint=f"see `replicator {line[0]} --help`") from error
     if found and found not in policies:
-        raise ConfigError(f"{key}: {found!r} is no policy", hint=f"there are {', '.join(policies) or 'none'}")
+        raise ConfigError(
+            f"{key}: policy {found!r} is not configured", hint=f"policies: {', '.join(policies) or 'none'}"
+        )
     return found
 
 
@@ -227,4 +231,6 @@ def _zone(key: str, name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError) as error:
-        raise ConfigError(f"{key}: {name!r} is no time zone", hint="such as Europe/Berlin, or UTC") from error
+        raise ConfigError(
+            f"{key}: {name!r} is not a time zone", hint="use a name such as Europe/Berlin or UTC"
+        ) from error

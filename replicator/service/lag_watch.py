@@ -77,7 +77,7 @@ class LagWatch:
             begun, each = self._measured.get(name, (wanted, MeasuredLag(since, None, stale=True)))
             age = now - begun
             if age > self.stale_after:
-                why = f"not measured for {duration_text(age)}: its metastores or roots take that long, or hang"
+                why = f"not measured for {duration_text(age)}: its metastores or roots respond slowly, or hang"
                 found[name] = replace(each, lag=None, error=f"{why}; {each.error}".removesuffix("; "), stale=True)
             elif name in self._measured:
                 found[name] = each
@@ -108,7 +108,7 @@ class LagWatch:
             return ""
         age = time.monotonic() - self._queue[0]
         if age > self.stale_after:
-            return f"not counted for {duration_text(age)}: its store takes that long, or hangs"
+            return f"not counted for {duration_text(age)}: its store responds slowly, or hangs"
         return self._queue_error
 
     def run(self) -> None:
@@ -156,7 +156,7 @@ class LagWatch:
             self._queue, self._queue_error = (time.monotonic(), ingest_stats(within=QUEUE_OF, config=config)), ""
         except Error as error:
             self._queue, self._queue_error = (time.monotonic(), None), error.message
-            log.warning("the queue of ingestion: %s", error.message)
+            log.warning("the queue of ingestion could not be read: %s", error.message)
 
     def _look(self, directory: str) -> None:
         self._disks[directory] = disk_of(directory)
@@ -171,7 +171,7 @@ def measured(name: str, config: Config) -> MeasuredLag:
     except Error as error:
         said = error.message
     except Exception as error:  # the other policies are still measured
-        log.exception("the lag of %s", name)
+        log.exception("the lag of %s could not be measured", name)
         said = f"internal error: {type(error).__name__}: {error}"
     return MeasuredLag(time.time(), None, said, compared, success)
 

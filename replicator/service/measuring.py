@@ -56,7 +56,7 @@ class Apart:
             try:
                 thread.start()  # its end waits for the lock
             except RuntimeError as error:  # too many threads or processes exist
-                log.warning("%s is not begun: %s", name, error)
+                log.warning("%s could not be started: %s", name, error)
                 return False
             self._at_work[name] = (time.monotonic(), thread)
         return True

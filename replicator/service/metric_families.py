@@ -41,13 +41,13 @@ DATABASES, OTHER = 20, "other"
 ERROR_KINDS = get_args(Kind)
 
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "replicator_runs": ("Runs that ended.", ("policy", "kind", "outcome")),
-    "replicator_run_failures": ("Runs that failed, by the error's class.", ("policy", "kind", "error")),
-    "replicator_bytes_copied": ("Bytes that runs copied.", ("policy",)),
-    "replicator_files_copied": ("Files that runs copied, by where their bytes were.", ("policy", "from")),
-    "replicator_removed_files": ("Files that runs removed.", ("kind",)),
-    "replicator_removed_bytes": ("Bytes that runs removed.", ("kind",)),
-    **dict.fromkeys(BEEKEEPERS.values(), ("As Beekeeper counts, of all tables.", ())),
+    "replicator_runs": ("Ended runs.", ("policy", "kind", "outcome")),
+    "replicator_run_failures": ("Failed runs, by error class.", ("policy", "kind", "error")),
+    "replicator_bytes_copied": ("Bytes copied by runs.", ("policy",)),
+    "replicator_files_copied": ("Files copied by runs, by origin of their bytes.", ("policy", "from")),
+    "replicator_removed_files": ("Files removed by runs.", ("kind",)),
+    "replicator_removed_bytes": ("Bytes removed by runs.", ("kind",)),
+    **dict.fromkeys(BEEKEEPERS.values(), ("Beekeeper's counter, for all tables.", ())),
 }
 _SUMMARIES = ("beekeeper_path_cleanup_job_seconds", "beekeeper_metadata_cleanup_job_seconds")
 
@@ -65,14 +65,12 @@ def of_counts(counts: Iterable[Count]) -> Iterator[Metric]:
     yield _histogram(by_name)
     for name in _SUMMARIES:
         number, total = (sum(value for _, value in by_name.get(f"{name}_{part}", ())) for part in ("count", "sum"))
-        text = "Runs of housekeeping: one does what Beekeeper has two jobs for."
+        text = "Runs of housekeeping; each does the work of both of Beekeeper's jobs."
         yield SummaryMetricFamily(name, text, count_value=int(number), sum_value=total)
 
 
 def _histogram(by_name: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> Metric:
-    family = HistogramMetricFamily(
-        "replicator_run_seconds", "From a run's begin to its end.", labels=["policy", "kind"]
-    )
+    family = HistogramMetricFamily("replicator_run_seconds", "Duration of runs.", labels=["policy", "kind"])
     limits = [*(str(float(each)) for each in BUCKETS), "+Inf"]
     found: dict[tuple[str, str], dict[str, float]] = {}
     for labels, value in by_name.get("replicator_run_seconds_bucket", ()):
@@ -93,18 +91,26 @@ def of_policies(
     """Yields the metrics of all configured policies. compared: as the store has it. now: seconds since 1970."""
     lags = {name: lag for name in sorted(policies) if name in found and (lag := found[name].lag) is not None}
     for name, text, key in (
-        ("replicator_lag_events", "Changes that the target lacks.", "events"),
-        ("replicator_lag_seconds", "Age of the oldest change that the target lacks.", "seconds"),
-        ("replicator_lag_bytes", "Bytes that were captured and not loaded.", "bytes"),
-        ("replicator_event_headroom_seconds", "Time until the source forgets what is needed.", "headroom_seconds"),
-        ("replicator_event_retention_seconds", "For how long the source keeps events.", "kept_seconds"),
+        ("replicator_lag_events", "Changes missing on the target.", "events"),
+        ("replicator_lag_seconds", "Age of the oldest change missing on the target.", "seconds"),
+        ("replicator_lag_bytes", "Bytes captured but not loaded.", "bytes"),
+        (
+            "replicator_event_headroom_seconds",
+            "Time until the source deletes events that are still needed.",
+            "headroom_seconds",
+        ),
+        ("replicator_event_retention_seconds", "How long the source keeps events.", "kept_seconds"),
     ):
         yield _by_policy(name, text, {policy: getattr(lag, key) for policy, lag in lags.items()})
     goals = {name: each.max_lag.total_seconds() if each.max_lag else None for name, each in policies.items()}
     yield _by_policy("replicator_lag_objective_seconds", "The policy's max_lag.", goals)
-    status = GaugeMetricFamily("replicator_policy_status", "1 for the status it has.", labels=["policy", "status"])
+    status = GaugeMetricFamily(
+        "replicator_policy_status", "1 for the policy's status, else 0.", labels=["policy", "status"]
+    )
     tables = GaugeMetricFamily(
-        "replicator_table_lag_seconds", "The ten tables of a policy with the longest lag.", labels=["policy", "table"]
+        "replicator_table_lag_seconds",
+        "Lag of the ten tables of a policy that lag the most.",
+        labels=["policy", "table"],
     )
     for policy in sorted(policies):
         lag = lags.get(policy)
@@ -116,28 +122,32 @@ def of_policies(
     yield tables
     yield from _by_database({name: lag.databases for name, lag in lags.items()})
     both = {name: sum(map(two_primaries, lag.databases)) for name, lag in lags.items() if not lag.unreachable}
-    yield _by_policy("replicator_two_primaries", "Databases of which both sides are primary.", both)
+    yield _by_policy("replicator_two_primaries", "Databases that are primary on both sides.", both)
     good = {name: each.success for name, each in found.items() if name in policies}
-    yield _by_policy("replicator_policy_last_success_timestamp_seconds", "End of its newest good run.", good)
+    yield _by_policy(
+        "replicator_policy_last_success_timestamp_seconds", "End of the policy's newest successful run.", good
+    )
     measured = {name: each.at for name, each in found.items() if name in policies}
-    yield _by_policy("replicator_policy_measured_timestamp_seconds", "When these figures were measured.", measured)
+    yield _by_policy("replicator_policy_measured_timestamp_seconds", "Time of the policy's last measurement.", measured)
     verified = {name for name, each in policies.items() if each.verify is not None}
     of = {name: each for name, each in compared.items() if name in verified}
     ages = {name: verified_age(each, now) for name, each in of.items()}
-    yield _by_policy("replicator_verified_age_seconds", "Since the table that waits longest was compared.", ages)
+    yield _by_policy(
+        "replicator_verified_age_seconds", "Time since the last comparison of the table that has waited longest.", ages
+    )
     never = {name: each.never for name, each in of.items()}
     yield _by_policy("replicator_never_verified_tables", "Tables that were never compared.", never)
     differing = {name: each.open_count for name, each in of.items()}
-    yield _by_policy("replicator_differences", "Tables that differed when they were compared last.", differing)
+    yield _by_policy("replicator_differences", "Tables that differed in their last comparison.", differing)
 
 
 def _by_database(lags: Mapping[str, Iterable[DatabaseLag]]) -> Iterator[Metric]:
     """Yields the metrics of databases; the rest of a policy's databases have their longest lag, and the sums of their
     events and bytes."""
     labels, name = ["policy", "database"], "replicator_database_lag"
-    seconds = GaugeMetricFamily(f"{name}_seconds", "Age of the oldest change that a replica lacks.", labels=labels)
-    events = GaugeMetricFamily(f"{name}_events", "Changes that a replica lacks.", labels=labels)
-    size = GaugeMetricFamily(f"{name}_bytes", "Bytes of a database that were captured and not loaded.", labels=labels)
+    seconds = GaugeMetricFamily(f"{name}_seconds", "Age of the oldest change missing on a replica.", labels=labels)
+    events = GaugeMetricFamily(f"{name}_events", "Changes missing on a replica.", labels=labels)
+    size = GaugeMetricFamily(f"{name}_bytes", "Bytes of a database captured but not loaded.", labels=labels)
     for policy, databases in lags.items():
         ranked = sorted(databases, key=lambda each: (each.db == OTHER, -each.seconds, -each.events, each.db))
         rest = ranked[DATABASES:]  # including one named so
@@ -160,7 +170,7 @@ def two_primaries(found: DatabaseLag) -> bool:
 def of_disks(disks: Mapping[str, Disk]) -> Iterator[Metric]:
     """Yields the metrics of disks. disks: by their names in messages."""
     for name, text, key in (
-        ("replicator_disk_free_bytes", "Free on a local disk, of a policy's root or of the logs of runs.", "free"),
+        ("replicator_disk_free_bytes", "Free space on a local disk with a policy's root or the logs of runs.", "free"),
         ("replicator_disk_size_bytes", "Size of a local disk.", "size"),
     ):
         family = GaugeMetricFamily(name, text, labels=["disk"])
@@ -180,16 +190,18 @@ def verified_age(compared: Compared, now: float) -> float | None:
 def of_roots(roots: Mapping[str, tuple[float, RootSample]], now: float) -> Iterator[Metric]:
     """Yields the metrics of roots. roots: by location, when each was measured, and the result."""
     for name, text, key in (
-        ("replicator_cmroot_bytes", "Kept bytes; an estimate for a large root.", "bytes"),
-        ("replicator_cmroot_files", "Kept contents; an estimate for a large root.", "files"),
+        ("replicator_cmroot_bytes", "Bytes kept in a root; an estimate for a large root.", "bytes"),
+        ("replicator_cmroot_files", "Contents kept in a root; an estimate for a large root.", "files"),
     ):
         family = GaugeMetricFamily(name, text, labels=["root"])
         for place, (_, root) in roots.items():
             family.add_metric([place], getattr(root, key))
         yield family
-    at = GaugeMetricFamily("replicator_cmroot_measured_timestamp_seconds", "When a root was measured.", labels=["root"])
+    at = GaugeMetricFamily(
+        "replicator_cmroot_measured_timestamp_seconds", "Time of a root's last measurement.", labels=["root"]
+    )
     pin = GaugeMetricFamily(
-        "replicator_cmroot_oldest_pin_seconds", "Since when the oldest pin holds.", labels=["root", "consumer"]
+        "replicator_cmroot_oldest_pin_seconds", "Age of the oldest pin.", labels=["root", "consumer"]
     )
     for place, (moment, root) in roots.items():
         at.add_metric([place], moment)
@@ -205,10 +217,10 @@ def of_ingestion(found: IngestionStats | None) -> Iterator[Metric]:
     if found is None:
         return
     queue = found.queue
-    states = GaugeMetricFamily("replicator_ingestion_jobs", "Jobs that are not over, by state.", labels=["state"])
+    states = GaugeMetricFamily("replicator_ingestion_jobs", "Open jobs, by state.", labels=["state"])
     for state, number in queue.states.items():
         states.add_metric([state], number)
-    failing = GaugeMetricFamily("replicator_ingestion_failing", "Of them those with an error.", labels=["kind"])
+    failing = GaugeMetricFamily("replicator_ingestion_failing", "Open jobs with an error, by kind.", labels=["kind"])
     for kind in ERROR_KINDS:
         failing.add_metric([kind], queue.failing.get(kind, 0))
     slots = GaugeMetricFamily("replicator_ingestion_slots_used", "Slots in use, by asset.", labels=["asset"])
@@ -218,9 +230,13 @@ def of_ingestion(found: IngestionStats | None) -> Iterator[Metric]:
     if rest := ranked[DATABASES:]:
         slots.add_metric([f"({OTHER})"], sum(each.at_work for each in rest))
     for name, text, value in (
-        ("slots", "Jobs at a time, of all controllers.", found.slots),
-        ("waiting", "Jobs that are due and have no slot.", queue.waiting),
-        ("oldest_waiting_seconds", "Since the one that waits longest is due; 0: none waits.", queue.waits_seconds or 0),
+        ("slots", "Maximum concurrent jobs of all controllers.", found.slots),
+        ("waiting", "Due jobs without a slot.", queue.waiting),
+        (
+            "oldest_waiting_seconds",
+            "Time since the longest waiting job became due; 0: none waits.",
+            queue.waits_seconds or 0,
+        ),
     ):
         yield GaugeMetricFamily(f"replicator_ingestion_{name}", text, value=float(value))
     yield from (states, failing, slots)

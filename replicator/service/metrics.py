@@ -88,7 +88,7 @@ class SlowWatch:
             if isinstance(sample, RootSample):
                 self._remember(ROOT, place, asdict(sample), now, {})
             else:
-                log.info("the size of %s is not known: %s", place, sample)
+                log.info("the size of %s could not be measured: %s", place, sample)
                 self._tried[place] -= HOURLY - 60
 
     def _sample(self, place: str) -> None:
@@ -128,7 +128,8 @@ def remembered_comparisons(store: ServiceStore) -> dict[str, Compared]:
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions(Options):
     textfile: Annotated[
-        str | os.PathLike[str] | None, opt("Write them there in one step, instead of printing them.", metavar="FILE")
+        str | os.PathLike[str] | None,
+        opt("Write the metrics to this file atomically, instead of printing them.", metavar="FILE"),
     ] = None
 
 
@@ -207,5 +208,5 @@ def _replace(file: Path, text: str) -> None:
             raise
     except OSError as error:
         raise NotWritable(
-            f"{file}: {error.strerror or error}", hint="--textfile names a file to be replaced"
+            f"{file}: {error.strerror or error}", hint="--textfile must name a file that can be replaced"
         ) from error

@@ -117,7 +117,7 @@ class RunHistory(Database):
         """Returns a run. Raises ObjectNotFound."""
         found = self._runs(run.c.id == id)
         if not found:
-            raise ObjectNotFound(f"there is no run {id!r}", hint="runs that ended are forgotten after service.keep")
+            raise ObjectNotFound(f"run {id!r} does not exist", hint="ended runs are deleted after service.keep")
         return found[0]
 
     def runs_of(self, ids: Sequence[str]) -> list[ServiceRun]:
@@ -285,7 +285,7 @@ class Child:
             return Ended("cancelled", code, self.wanted, hint, error, said, again=self._again)
         if code in STATES:
             return Ended(STATES[code], code, message, hint, error, said)
-        message = message or f"ended with {code} and no answer; see its log"
+        message = message or f"ended with exit code {code} and no answer; see its log"
         return Ended("failed", code, message, hint, error or "NoAnswer", said)
 
     def _signal(self, number: int, *, group: bool) -> None:

@@ -122,7 +122,7 @@ class Scheduler:
             return
         self._led_until = self._end_of(asked)
         if self._late():
-            raise StoreUnreachable(f"{self.store.url} took too long to answer", hint="look at its load")
+            raise StoreUnreachable(f"{self.store.url} took too long to answer", hint="check its load")
         if not self.health.leads or epoch != self.health.epoch:
             log.info("%s schedules, epoch %s", self.name, epoch)
             for id in self.store.lose(epoch):
@@ -154,7 +154,7 @@ class Scheduler:
         except (ConfigError, OSError) as error:
             self._stamp = None  # the file may return, or become readable, with the same stamp
             if self.health.configuration != str(error):
-                log.warning("the configuration of before is in use: %s", error)
+                log.warning("the previous configuration remains in use: %s", error)
             self.health.configuration = str(error)
 
     def _plan(self, known: Mapping[str, JobState], now: float) -> None:
@@ -179,7 +179,7 @@ class Scheduler:
                 continue
             gone = self._gone(each)
             if gone:
-                self.store.end(each.id, Ended("cancelled", message=f"{gone} is configured no more"))
+                self.store.end(each.id, Ended("cancelled", message=f"{gone} is no longer configured"))
             elif self.store.begin(each.id, self.name, epoch) and not self._late():
                 busy |= {each.policy} - {""}
                 arguments = ["--config", str(self.config_file), *self._arguments(each), "--json"]
@@ -187,9 +187,7 @@ class Scheduler:
                     self._children[each.id] = self._child(each, arguments)
                     log.info("run %s of %s begins", each.id, each.job, extra={"service_run": each.id, "job": each.job})
                 except OSError as error:
-                    self.store.end(
-                        each.id, Ended("failed", message=str(error), hint="look at service.logs and its disk")
-                    )
+                    self.store.end(each.id, Ended("failed", message=str(error), hint="check service.logs and its disk"))
 
     def _child(self, run: ServiceRun, arguments: Sequence[str]) -> Child:
         """Starts the process of a run. If this server dies, the process ends before another server may start the next
@@ -220,8 +218,8 @@ class Scheduler:
         for each in self.store.open_runs():
             stray = each.state == "running" and each.epoch == epoch and each.id not in self._children
             if stray:
-                hint = "nothing was done; the next run makes up for it"
-                how = Ended("lost", message="the store went away while it began", hint=hint, again=True)
+                hint = "nothing was done; the next run catches up"
+                how = Ended("lost", message="the store became unreachable while the run began", hint=hint, again=True)
                 self.store.end(each.id, how)
                 log.warning("run %s was lost as it began", each.id, extra={"service_run": each.id, "job": each.job})
 
@@ -275,7 +273,7 @@ class Scheduler:
             try:
                 self.sweep()
             except (Error, OSError) as error:
-                log.warning("outputs of runs that are forgotten stay for another hour: %s", error)
+                log.warning("outputs of deleted runs remain for another hour: %s", error)
             self._over.wait(FORGET)
 
     def sweep(self) -> None:

@@ -226,7 +226,7 @@ class SizeRecorder:
         try:
             found = self._measured(place) if (as_written(place) / FORMAT).exists() else None
         except (Error, OSError) as error:
-            log.warning("series: the size of %s: %s", place, error)
+            log.warning("series: the size of %s could not be measured: %s", place, error)
             found = None
         good = found is not None and not found.error
         self._not_before[place] = time.monotonic() + (THEN if good else AGAIN)

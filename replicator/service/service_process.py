@@ -100,7 +100,7 @@ def run_service(settings: ServiceSettings) -> None:
         for thread in threads:
             thread.start()
         if not server.answers.wait(SLOW) or not server.started:
-            raise UsageError(f"{host}:{port}: nobody can listen there", hint="is it taken? --listen names another")
+            raise UsageError(f"cannot listen on {host}:{port}", hint="if it is in use, choose another with --listen")
         scheme = "https" if settings.certificate else "http"
         settings.ready(f"{scheme}://{host}:{server.port}")
         while not settings.stop.wait(1.0) and threads[1].is_alive():
@@ -154,7 +154,7 @@ def _read(file: Path) -> Config:
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address", hint="write HOST:PORT, such as 127.0.0.1:8484")
+        raise UsageError(f"{text!r} is not an address", hint="write HOST:PORT, such as 127.0.0.1:8484")
     return host.strip("[]"), int(port)
 
 
@@ -171,7 +171,7 @@ class ServeOptions(Options):
     listen: Annotated[
         str | None, opt("Address; port 0 selects a free one.  [default: service.listen]", metavar="HOST:PORT")
     ] = None
-    require_token: Annotated[bool, opt("Ask for a token even to look, on loopback too.")] = False
+    require_token: Annotated[bool, opt("Require a token even for reading, on loopback too.")] = False
     certificate: Annotated[str | os.PathLike[str] | None, opt("PEM file.", "--tls-certificate", metavar="FILE")] = None
     key: Annotated[str | os.PathLike[str] | None, opt("PEM file.", "--tls-key", metavar="FILE")] = None
     ready_file: Annotated[
@@ -203,9 +203,9 @@ def serve(options: ServeOptions) -> ServiceStopped:
     certificate, and for an address that is invalid or in use."""
     file = Path(options.settings.looked_for)
     if not file.is_file():
-        raise UsageError(f"the service needs a configuration: {file}", hint=f"write {NAME}")
+        raise UsageError(f"the service requires a configuration file; not found: {file}", hint=f"create {NAME}")
     if (options.certificate is None) != (options.key is None):
-        raise UsageError("TLS needs a certificate and its key", hint="give both, or none")
+        raise UsageError("TLS requires a certificate and its key", hint="give both, or neither")
     found = ""
 
     def ready(url: str) -> None:
@@ -232,9 +232,11 @@ def serve(options: ServeOptions) -> ServiceStopped:
 @dataclass(frozen=True, kw_only=True)
 class TokenCreateOptions(Options):
     name: Annotated[str, arg("The token's name, in lists and records.")] = field(kw_only=False)
-    role: Annotated[Role, opt("What it may do.")] = "viewer"
-    policies: Annotated[str | Sequence[str], opt("Only this policy; repeatable.", "--policy", metavar="NAME")] = ()
-    expires: Annotated[timedelta, opt("How long the token holds.")] = timedelta(days=90)
+    role: Annotated[Role, opt("The token's role.")] = "viewer"
+    policies: Annotated[
+        str | Sequence[str], opt("Limit the token to this policy; repeatable.", "--policy", metavar="NAME")
+    ] = ()
+    expires: Annotated[timedelta, opt("How long the token is valid.")] = timedelta(days=90)
 
 
 @dataclass(frozen=True)

@@ -257,8 +257,8 @@ class ServiceStore(RunHistory):
             former = and_(run.c.state == "running", run.c.epoch < epoch)
             found = [str(id) for id in connection.execute(select(run.c.id).where(former)).scalars()]
         for id in found:
-            hint = "its lease ends by itself; the next run continues from what is there"
-            self.end(id, Ended("lost", message="its server went away", hint=hint, again=True))
+            hint = "its lease expires by itself; the next run continues from the current state"
+            self.end(id, Ended("lost", message="its server disappeared", hint=hint, again=True))
         return found
 
     def cancel(self, id: str, by: str) -> ServiceRun:

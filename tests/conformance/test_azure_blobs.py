@@ -56,6 +56,6 @@ def test_each_spelling_names_the_same_blobs(top: Place, spelled: str) -> None:
 
 def test_a_place_in_another_account_than_the_environment_names_is_refused(azure_container: str) -> None:
     """adlfs would read and write the environment's account: source and target might be one."""
-    with pytest.raises(UnknownPlace, match=f"of the account {ACCOUNT}") as refused:
+    with pytest.raises(UnknownPlace, match=f"is for account {ACCOUNT}") as refused:
         Place("abfss://cmroot-test@elsewhere.dfs.core.windows.net/t").exists()
     assert "AZURE_STORAGE_ACCOUNT_KEY" in refused.value.hint

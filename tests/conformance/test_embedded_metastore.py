@@ -398,7 +398,7 @@ def test_the_listener_jar_can_be_given_and_a_missing_one_is_told(tmp_path: Path)
     found = java.find_java(os.environ)
     given = tmp_path / "listener.jar"
     env = {**os.environ, "REPLICATOR_LISTENER_JAR": str(given)}
-    with pytest.raises(JavaError, match="names no file"):
+    with pytest.raises(JavaError, match="is not a file"):
         distributions.listener_jar(found, env)
     given.touch()
     assert distributions.listener_jar(found, env) == given

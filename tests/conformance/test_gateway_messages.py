@@ -321,11 +321,11 @@ def test_a_truncation_asks_newer_servers_to_leave_the_files() -> None:
     ("name", "arguments", "why"),
     [
         ("drop_table", {1: "@other#sales", 2: "t", 3: True}, "catalog other"),
-        ("drop_table", {1: "sales", 3: True}, "names no table"),
-        ("drop_database", {2: True}, "names no database"),
-        ("drop_partition", {1: "sales", 2: "t", 4: True}, "which partitions"),
-        ("drop_partitions_req", {1: struct({1: "s", 2: "t", 3: struct({7: "new"})})}, "which partitions"),
-        ("drop_partitions_req", {}, "names no"),
+        ("drop_table", {1: "sales", 3: True}, "does not name a table"),
+        ("drop_database", {2: True}, "does not name a database"),
+        ("drop_partition", {1: "sales", 2: "t", 4: True}, "does not name its partitions"),
+        ("drop_partitions_req", {1: struct({1: "s", 2: "t", 3: struct({7: "new"})})}, "does not name its partitions"),
+        ("drop_partitions_req", {}, "does not name a"),
     ],
 )
 def test_what_is_not_understood_says_why(name: str, arguments: dict[int, Any], why: str) -> None:
@@ -343,10 +343,10 @@ CONTEXT_LYING = Field(4, STRUCT, (Field(1, MAP, Mapped(I64, I64, ((bytes(8), byt
     ("name", "arguments", "why"),
     [
         ("drop_table", TWICE, "twice"),
-        ("drop_partition", LYING, "neither texts nor structs"),
+        ("drop_partition", LYING, "neither strings nor structs"),
         ("drop_partitions_req", struct({1: UNION}), "two ways"),
         ("drop_table_with_environment_context", (*struct({1: "s", 2: "t", 3: False}), CONTEXT_LYING), "a map"),
-        ("truncate_table", struct({1: "s", 2: "t", 3: [struct({1: "p=1"})]}), "which partitions"),
+        ("truncate_table", struct({1: "s", 2: "t", 3: [struct({1: "p=1"})]}), "does not name its partitions"),
     ],
 )
 def test_what_a_server_may_read_otherwise_is_not_understood(name: str, arguments: Fields, why: str) -> None:

@@ -156,7 +156,7 @@ def test_a_generation_that_somebody_deleted_is_named_as_missing(it: Callable[...
     ("store", "why"),
     [
         pytest.param(PLAIN, "the bucket has no versioning", marks=GCS),
-        pytest.param(CONTAINER, "only S3 and GCS keep versions", marks=AZURE),
+        pytest.param(CONTAINER, "only S3 and GCS versions", marks=AZURE),
     ],
     ids=["gs", "abfss"],
 )

@@ -207,7 +207,7 @@ def test_all_readers_and_figures_see_one_moment_of_postgresql(session: Any, pg: 
         copied = landed_figures(LocalEngine(2), str(tmp_path / "t"), table.columns)
         assert differences(before, copied) == []
         now = database.figures(table)
-        assert differences(copied, now)[0] == f"5,000 rows, and then {now.rows:,}"
+        assert differences(copied, now)[0] == f"5,000 rows in the source, {now.rows:,} in the copy"
         assert [text.split(":")[0] for text in differences(copied, now)[1:]] == ["column amount", "column id"]
 
 
@@ -569,5 +569,5 @@ def test_a_source_that_dies_in_the_middle_is_a_failed_component(session: Any, pg
 
 
 def test_a_spark_without_a_metastore_is_not_taken_for_one_that_has_it(session: Any) -> None:
-    with pytest.raises(Error, match="runs already, with another catalog: in-memory"):
+    with pytest.raises(Error, match="already running, with another catalog: in-memory"):
         SparkEngine(session=session).session(hive_settings("thrift://127.0.0.1:1", "/nowhere"))

@@ -94,9 +94,9 @@ def test_kerberos_says_what_is_wrong(kdc: Kdc, kerberos: tuple[Secured, Secured]
     config = kerberos[0].config
     without = refused(config, **NOTHING)
     assert isinstance(without, NotAMetastore) and without.exit_code == 2
-    assert "wants Kerberos" in told(without) and 'auth = "kerberos"' in without.hint and "principal" in without.hint
+    assert "requires Kerberos" in told(without) and 'auth = "kerberos"' in without.hint and "principal" in without.hint
     for keys in ({"transport": "framed"}, {"transport": "http"}, {"protocol": "compact"}):
-        assert "wants Kerberos" in told(refused(config, **{**NOTHING, **keys})), keys
+        assert "requires Kerberos" in told(refused(config, **{**NOTHING, **keys})), keys
     unknown = refused(config, principal=f"hive/nowhere@{REALM}")
     assert isinstance(unknown, IdentityRefused) and "hive/nowhere" in told(unknown) and "principal" in unknown.hint
     kdc.keytab("hive/other")  # a principal that is not this server's

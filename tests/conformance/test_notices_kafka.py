@@ -55,9 +55,9 @@ def test_a_topic_has_each_message_at_least_once_with_one_key(
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"servers": "kafka"}, "servers: 'kafka' is no server"),
-        ({"topic": "a b"}, "topic: 'a b' is no name"),
-        ({"settings": {"sasl.password": "x"}}, "settings.sasl.password: is no reference to a secret"),
+        ({"servers": "kafka"}, "servers: 'kafka' is not a server"),
+        ({"topic": "a b"}, "topic: 'a b' is not a topic name"),
+        ({"settings": {"sasl.password": "x"}}, "settings.sasl.password: is not a reference to a secret"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: dict[str, Any], told: str) -> None:

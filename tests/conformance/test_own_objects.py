@@ -130,7 +130,7 @@ def test_a_user_who_may_not_remove_versions_removes_the_name_and_is_told(
     for denied, right in (("?versions", "s3:ListBucketVersions"), ("?delete", "s3:DeleteObjectVersion")):
         monkeypatch.setattr(proxy, "forbids", lambda path, denied=denied: denied in path)
         finding, _ = judge_place("dumps", f"{bucket}/dumps", root=False)
-        assert finding.health == "warning" and finding.hint == f"give this user {right}"
+        assert finding.health == "warning" and finding.hint == f"grant this user {right}"
         assert visible(bucket) == []
     assert len(hidden(bucket)) == 4
 

@@ -241,9 +241,9 @@ def test_what_spark_would_lose_is_refused(warehouse: Warehouse, db: str, tmp_pat
     found = {table.table.rpartition(".")[2]: table.units[0].get("reason", "") for table in done.tables}
     assert {name: files(warehouse, db, name) for name in found} == before
     output = {
-        "orc": "its table has no s, s.a, s.b, and Spark, which alone can write it anew, would lose the rest",
-        "orc_struct": "its table has no s.b, and Spark, which alone can write it anew, would lose the rest",
-        "rc": "its table has 2 of its 3 columns, and Spark, which alone can write it anew, would lose the rest",
+        "orc": "its table has no s, s.a, s.b; only Spark can rewrite this file, and it would lose the rest",
+        "orc_struct": "its table has no s.b; only Spark can rewrite this file, and it would lose the rest",
+        "rc": "its table has 2 of its 3 columns; only Spark can rewrite this file, and it would lose the rest",
         "rc_order": "cannot be rewritten where the partition's column id has another type or position than its table's",
     }
     assert all(found[name].endswith(why) for name, why in output.items()) and len(found) == len(output), found
@@ -291,7 +291,10 @@ def test_a_reader_that_takes_ids_for_others_is_found_out(
     monkeypatch.setattr(spark_work, "by_serde", wrong)
     done = warehouse.purge(warehouse.root(db), warehouse.ids, db)
     (unit,) = done.tables[0].units
-    assert (done.status, unit["reason"]) == ("partial", "of 2 ids Spark found other numbers of rows than were left out")
+    assert (done.status, unit["reason"]) == (
+        "partial",
+        "for 2 ids, Spark found other numbers of rows than were left out",
+    )
     assert warehouse.rows(f"{db}.t") == before
 
 
@@ -311,9 +314,9 @@ CLASSES = b"".join(map(SequenceFile.text, (b"org.apache.hadoop.hive.ql.io.RCFile
         (b"RCF\1\1\5codec" + THREE, "its table has 2 of its 3 columns"),
         (b"SEQ\6" + CLASSES + b"\0\0" + THREE, "its table has 2 of its 3 columns"),
         (b"RCF\1\0" + notes(**{"hive.io.rcfile.column.number": "2"}), ""),
-        (b"RCF\1\0" + notes(other="3"), "it is no RCFile"),
-        (b"RCF\1\0" + THREE[:20], "bytes are claimed"),
-        (b"PAR1" * 9, "it is no SequenceFile"),
+        (b"RCF\1\0" + notes(other="3"), "it is not an RCFile"),
+        (b"RCF\1\0" + THREE[:20], "bytes are declared"),
+        (b"PAR1" * 9, "it is not a SequenceFile"),
     ],
 )
 def test_columns_that_an_rcfile_says(tmp_path: Path, data: bytes, output: str) -> None:

@@ -62,7 +62,7 @@ def uploads(root: str) -> int:
 
 def lacking(root: str) -> list[str]:
     found = [each for each in check(root, ENGINE).findings if each["kind"] == "right"]
-    assert all("stay" in each["found"] and each["what"] == root for each in found)
+    assert all("remain" in each["found"] and each["what"] == root for each in found)
     return [each["repair"].split()[1] for each in found]
 
 
@@ -74,8 +74,8 @@ def test_the_checks_name_a_right_that_is_lacking(root: str, user: Callable[..., 
     user(*ALL - {lacks})
     assert lacking(root) == [lacks]
     finding, _ = judge_place("cmroot", root, root=True)
-    assert (finding.health, finding.hint) == ("warning", f"give this user {lacks}")
-    assert "stay" in finding.text
+    assert (finding.health, finding.hint) == ("warning", f"grant this user {lacks}")
+    assert "remain" in finding.text
 
 
 def test_a_place_that_may_be_written_and_not_removed_is_critical(root: str, user: Callable[..., None]) -> None:

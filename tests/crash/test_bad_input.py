@@ -748,7 +748,7 @@ def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: 
     run_with(Fault("before", "thrift", "create table"), under(pending, "one"))
     shutil.rmtree(pending.here / "one")
     with untouched(pending.target):
-        fails(command(*under(pending, "two")), 7, "LeaseHeld", f"{pending.here}/one", "cannot be asked")
+        fails(command(*under(pending, "two")), 7, "LeaseHeld", f"{pending.here}/one", "cannot be checked")
     assert command(*under(pending, "two", "--take-over")).code == 0
     pending.is_same()
 

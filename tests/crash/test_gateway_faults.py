@@ -123,7 +123,7 @@ def test_a_connection_that_dies_in_a_drop_is_told_and_settled(
         guard.database.table("t", FILES)
         wire.on_call = lambda data: way if b"drop_table" in data else None
         output = guard.client.call("drop_table", guard.db, "t", True)
-        assert output.failed and "went away" in output.message and not output.protocol_error
+        assert output.failed and "connection to the metastore was lost" in output.message and not output.protocol_error
         wire.on_call = lambda data: None
         assert guard.is_settled()
         if way == "cut":
@@ -143,7 +143,7 @@ def test_a_call_that_passes_is_told_when_the_metastore_goes_away(
     with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard:
         wire.on_call = lambda data: "cut" if b"get_table" in data else None
         output = guard.client.call("get_table", guard.db, "t")
-        assert output.protocol_error and "went away during get_table" in output.message
+        assert output.protocol_error and "connection to the metastore was lost during get_table" in output.message
         with pytest.raises((EOFError, ConnectionResetError)):
             guard.client.receive()
         with RawClient(guard.uri) as client:
@@ -375,7 +375,7 @@ def test_a_journal_made_by_hand_moves_and_removes_nothing(
         assert guard.taken() == KEPT
     after = {str(path): path.stat().st_ino for path in tmp_path.rglob("*")}
     assert before.items() <= after.items() and not (tmp_path / "elsewhere").exists()
-    named = [record.getMessage() for record in caplog.records if "not followed" in record.getMessage()]
+    named = [record.getMessage() for record in caplog.records if "not applied" in record.getMessage()]
     assert len(named) == len(made) and all(any(intercept.name in line for line in named) for intercept in made)
 
 

@@ -359,7 +359,7 @@ def test_with_a_key_only_what_was_signed_is_loaded(fixture: Lab, tmp_path: Path)
         is_refused(dump, ours, "not signed")
     with hostile(fixture) as dump:  # another dump's signature
         shutil.copy(other / "_signature", dump / "_signature")
-        is_refused(dump, ours, "is of the dump")
+        is_refused(dump, ours, "belongs to dump")
     rotated = key_file(tmp_path / "rotated", NEW, OLD)
     assert command("show", str(fixture.last), "--key-file", rotated).code == 0
     assert fixture.load(None, "--key-file", rotated).code == 0

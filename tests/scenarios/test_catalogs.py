@@ -180,7 +180,7 @@ def test_replicas_of_one_name_in_two_catalogs_share_no_directory(two: TwoCatalog
     places = {key: str(tmp_path / f"other_{key}") for key in ("cmroot", "target_cmroot", "dumps")}
     default = {key: value for key, value in two.keys.items() if "catalog" not in key}
     other = parse_policy("other", {**default, **places}, MetastoreConfig)
-    with pytest.raises(Refused, match=rf"would lie at .*, where @{two.target.metastore.catalog}#{db}"):
+    with pytest.raises(Refused, match=rf"would be stored at .*, where @{two.target.metastore.catalog}#{db}"):
         sync_once(Sides(other, two.same_names[0].metastore, target, local_runtime()), SyncSettings())
     assert two.replica("a").everything() == before
 

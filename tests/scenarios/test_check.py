@@ -147,7 +147,7 @@ def test_a_policy_that_has_run_is_all_ok(scene: Scene) -> None:
     checked = scene.check()
     assert healths(checked) == {}
     texts = {finding.name: finding.text for finding in checked.findings}
-    assert texts["events"].startswith("all are captured")
+    assert texts["events"].startswith("all events up to ")
     assert "at event" in texts["slot"]
 
 
@@ -400,7 +400,7 @@ def test_what_was_verified_ages_and_a_dead_follower_is_no_proof(scene: Scene) ->
     found = scene.finding("verified", clock=lambda: NOW + 60)
     assert found.health == "ok" and {each.label: each.value for each in found.figures}["longest_unverified"] == 180
     found = scene.finding("verified", clock=lambda: NOW + 86_400)
-    assert found.health == "warning" and "nothing was compared for 24.0 h" in found.text
+    assert found.health == "warning" and "nothing has been compared for 24.0 h" in found.text
     assert {each.label: each.value for each in found.figures}["longest_unverified"] == 86_520
 
 
@@ -478,9 +478,9 @@ def event(number: int, age: float = 0) -> NotificationEvent:
 @pytest.mark.parametrize(
     ("reach", "health", "output"),
     [
-        (Reach(9, event(1, 60), None, None, timedelta(days=1)), "ok", "nothing was captured"),
+        (Reach(9, event(1, 60), None, None, timedelta(days=1)), "ok", "nothing has been captured"),
         (Reach(0, None, None, None, timedelta(days=1)), "ok", "empty"),
-        (Reach(9, event(1), 9, None, timedelta(days=1)), "ok", "all are captured"),
+        (Reach(9, event(1), 9, None, timedelta(days=1)), "ok", "all events up to 9 are captured"),
         (Reach(9, event(1), 12, None, timedelta(days=1)), "critical", "another metastore"),
         (Reach(9, event(7), 3, event(7), timedelta(days=1)), "critical", "events 4 to 6 were cleaned"),
         (Reach(9, None, 3, None, timedelta(days=1)), "critical", "events 4 to 9 were cleaned"),

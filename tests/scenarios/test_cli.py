@@ -204,7 +204,7 @@ def test_a_policy_that_is_not_there_is_looked_for_aloud(tmp_path: Path, answer: 
     assert code == 2 and f"{tmp_path}/replicator.toml, which does not exist" in value["message"]
     assert "REPLICATOR_CONFIG" in value["hint"]
     (tmp_path / "replicator.toml").write_text("")
-    assert answer("lag", "west")[1]["message"] == f"'west' is no policy of {tmp_path}/replicator.toml"
+    assert answer("lag", "west")[1]["message"] == f"no policy 'west' in {tmp_path}/replicator.toml"
     (tmp_path / "replicator.toml").write_text('looked_for = "mine"')
     assert answer("lag", "west")[1]["error"] == "ConfigError"
 
@@ -212,10 +212,10 @@ def test_a_policy_that_is_not_there_is_looked_for_aloud(tmp_path: Path, answer: 
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ([], "no dump: there is nothing"),
-        (["letter"], "no dump"),
-        (["FORMAT", "log"], "no dump, but a $cmroot"),
-        (["1/_finished_dump"], "no dump, but a directory of dumps"),
+        ([], "not a dump: it is empty or does not exist"),
+        (["letter"], "not a dump"),
+        (["FORMAT", "log"], "not a dump, but a $cmroot"),
+        (["1/_finished_dump"], "not a dump, but a directory of dumps"),
         (["_dumpmetadata"], "an unfinished dump (_finished_dump is missing)"),
     ],
 )

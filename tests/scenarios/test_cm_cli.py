@@ -142,7 +142,7 @@ def test_a_file_of_the_past_is_found_and_put_back(fixture: Kept, capsys: pytest.
     assert fixture.done("find", "--checksum", checksum[:8])["total"] == 1
     assert fixture.done("find", "--table", "nosuch.t")["status"] == "nothing found"
     text = people(capsys, fixture, "find", "--path", fixture.source.home)
-    assert "still there" in text and "2 files found" in text
+    assert "present" in text and "2 files found" in text
 
     several = fixture.cm("restore", path, "--to", fixture.here / "back")
     assert (several.code, several.error) == (2, "UsageError") and checksum in several.output["hint"]

@@ -462,7 +462,7 @@ def test_access_is_set_on_what_stays_and_only_there(lake: Lake) -> None:
     assert any("user is read as owner" in each for each in done["warnings"])
     assert lake.run(lake.job(config))["access"] == 0
     wrong = lake.run(lake.job(config.replace(f"user = {me}", "owner = nobody-of-that-name")), code=3)
-    assert wrong["failed"][0]["why"].startswith("no user")
+    assert wrong["failed"][0]["why"].startswith("user 'nobody-of-that-name' does not exist")
 
 
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
@@ -478,11 +478,11 @@ GOOD = "version.finder.class = GlobModTimeDatasetVersionFinder\nselection.policy
         ("gobblin.retention.tag = /tags/x", "a tag needs a config store"),
         (
             "gobblin.retention.dataset.finder.class = org.example.Finder",
-            "job.conf:1: 'org.example.Finder' is no dataset",
+            "job.conf:1: 'org.example.Finder' is not a known dataset",
         ),
-        ("gobblin.retention.dataset.finder.class = ManagedIcebergCleanableDatasetFinder", "does not run here"),
+        ("gobblin.retention.dataset.finder.class = ManagedIcebergCleanableDatasetFinder", "is not supported"),
         ("a = [1", "job.conf:1: expected `]`"),
-        ("gobblin.config.management.store.uri = nowhere", "there is no _CONFIG_STORE"),
+        ("gobblin.config.management.store.uri = nowhere", "no _CONFIG_STORE exists"),
     ],
 )
 def test_a_job_that_cannot_be_meant_is_refused(lake: Lake, config: str, reported: str) -> None:
@@ -493,27 +493,30 @@ def test_a_job_that_cannot_be_meant_is_refused(lake: Lake, config: str, reported
     ("text", "reported"),
     [
         ("", "version.finder.class is missing"),
-        ("version.finder.class = SomeFinder", "job.conf:2: 'SomeFinder' is no version finder"),
+        ("version.finder.class = SomeFinder", "job.conf:2: 'SomeFinder' is not a known version finder"),
         ("version.finder.class = DatePartitionHiveVersionFinder", "finds partitions of Hive tables"),
         ("version.finder.class = DateTimeDatasetVersionFinder", "version.datetime.pattern is missing"),
-        ("version { finder.class = DateTimeDatasetVersionFinder, datetime.pattern = MM }", "does not tell a day"),
+        ("version { finder.class = DateTimeDatasetVersionFinder, datetime.pattern = MM }", "does not specify a day"),
         ('version { finder.class = GlobModTimeDatasetVersionFinder, globPattern = "[a" }', "is not closed"),
-        ('version { finder.class = UnixTimestampVersionFinder, watermark.regex = "(" }', "no regular expression"),
+        (
+            'version { finder.class = UnixTimestampVersionFinder, watermark.regex = "(" }',
+            "is not a valid regular expression",
+        ),
         (
             "version { finder.class = LookbackDateTimeDatasetVersionFinder, datetime.pattern = yyyy, "
             "lookback.period = 1M }",
-            "days and hours only",
+            "only days and hours",
         ),
         (
             "version.finder.class = SingleVersionFinder\nselection { policy.class = SelectBeforeTimeBasedPolicy, "
             "timeBased.lookbackTime = 7d }",
             "needs versions with a time",
         ),
-        (MODIFIED + BEFORE % '""', "is no lookback"),
-        (MODIFIED + BEFORE % "-1d", "is no lookback"),
+        (MODIFIED + BEFORE % '""', "is not a valid lookback"),
+        (MODIFIED + BEFORE % "-1d", "is not a valid lookback"),
         (MODIFIED + "selection { policy.class = NewestKSelectionPolicy }", "neither of selection.newestK"),
         (MODIFIED + "accessControl.policies = [x]", "x is missing"),
-        (MODIFIED + "accessControl { policies = [x], x { mode = 999 } }", "is no mode"),
+        (MODIFIED + "accessControl { policies = [x], x { mode = 999 } }", "is not a valid mode"),
     ],
 )
 def test_a_policy_that_cannot_be_meant_fails_its_dataset_and_removes_nothing(
@@ -558,7 +561,7 @@ def test_a_version_that_changes_after_it_was_listed_stays(lake: Lake) -> None:
         root=root, metastore=None, runtime=Runtime(engine, clock=clock), job_file=job, prefix=str(lake.root)
     ) as retention:
         done = retention.run()
-    assert [each["why"] for each in done.refused] == ["it was changed since it was listed"]
+    assert [each["why"] for each in done.refused] == ["it has changed since it was listed"]
     assert (done.status, lake.dirs()) == ("incomplete", {"user/gobblin/a/old"})
 
 

@@ -46,7 +46,7 @@ def test_the_whole_story_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     reported = json.loads(done.stdout)
     assert (reported["status"], reported["differences"], len(reported["steps"])) == ("done", 0, 12)
-    assert done.stderr.count("the same by another reader") == 7
+    assert done.stderr.count("equal according to another reader") == 7
     assert not list(tmp_path.glob("replicator-*")) and servers() <= before, "it removes what it made"
     assert not any(str(tmp_path) in each for each in command_lines()), "and ends what it started"
 

@@ -97,7 +97,7 @@ def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(f
     ).output
     report = replicator.verify(**given)
     assert report.to_dict() | {"seconds": 0} == output | {"seconds": 0}
-    with pytest.raises(UsageError, match="one metastore"):
+    with pytest.raises(UsageError, match="are the same metastore"):
         replicator.verify(**given | {"target": fixture.source_uri})
     with pytest.raises(UsageError, match="remember"):
         replicator.verify(**given, sample=1)
@@ -123,7 +123,7 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(fixture: Lab
     plan, output = replicator.repair(**repair, dry_run=True), command("repair", *sides, *arguments, "--dry-run").output
     assert json.loads(str(plan)) == output and (plan.status, plan.files_to_copy, plan.found) == ("planned", 1, None)
     assert list(output)[:6] == ["status", "db", "event", "position", "found", "tables"]
-    with pytest.raises(UsageError, match="no report of verify"):
+    with pytest.raises(UsageError, match="not a report of verify"):
         replicator.repair(**repair | {"report": fixture.last / "_finished_dump"})
     assert replicator.repair(**repair).status == "repaired"
     fixture.is_same()

@@ -93,7 +93,7 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     assert sorted(loss["tables"][0]["names"]) == ["p=2", "p=3"]
     assert (loss["files"], loss["bytes"], loss["table_count"], loss["not_captured"]) == (5, 17, 4, 0)
     assert {each["event"] for each in loss["databases"]} == {last.to_event}
-    assert "given up" in loss["metastore"] and loss["log"] == ""
+    assert "no longer queried" in loss["metastore"] and loss["log"] == ""
     assert loss["unknown_after_event"] > last.to_event and loss["unknown_seconds"] >= 0
     assert loss["unseen"] is None
     looked = command(*arguments, "--look").output["loss"]

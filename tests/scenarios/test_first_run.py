@@ -62,7 +62,7 @@ def test_a_dry_run_before_the_first_run_makes_no_root(
     filled = words.format(uri=db.metastore.uri, db=db.name, job=job(tmp_path)).split()
     answer = command(*filled, "--cmroot", str(place), "--dry-run")
     assert (answer.code, answer.output["status"]) == (0, "planned"), answer
-    assert answer.output["warnings"][-1] == f"{place}: no $cmroot yet; the first run makes it"
+    assert answer.output["warnings"][-1] == f"{place}: no $cmroot yet; the first run creates it"
     assert answer.output.get("root", str(place)) == str(place)
     assert list(place.iterdir()) == [] if there else not place.exists()
 

@@ -131,7 +131,7 @@ def test_garbage_ends_its_own_connection_only(guard: Guarded, garbage: bytes) ->
     with RawClient(guard.uri) as client:
         client.socket.sendall(garbage)
         output = client.receive()
-        assert output.protocol_error and "cannot read this" in output.message
+        assert output.protocol_error and "cannot parse this" in output.message
         with pytest.raises((EOFError, ConnectionResetError)):
             client.receive()
     guard.call("get_database", guard.db)

@@ -57,7 +57,7 @@ def test_the_data_of_a_dropped_table_stays_unless_its_deletion_was_enabled(
     assert fixture.run(31).removed == 1
     assert not fixture.place("goes").exists() and fixture.place("stays/a").exists() and fixture.place("went/a").exists()
     (stays,) = fixture.items(table="stays")
-    assert stays.status == "DISABLED" and "its data stays" in stays.reason
+    assert stays.status == "DISABLED" and "its data is kept" in stays.reason
 
     fixture.table("stays", {}, kind=EXTERNAL, properties=EXPIRED)  # over the same place
     assert fixture.run(90).removed == 0 and fixture.place("stays/a").exists()
@@ -104,7 +104,7 @@ def test_a_share_is_one_of_the_runs_own_places(
         fixture.table(f"t{number}", kind=EXTERNAL, properties={**EXPIRED, **DROPS})
     fixture.table("young")
     fixture.run()
-    with pytest.raises(Refused, match=r"3 of 4 places of the databases that are captured would be removed, 75%"):
+    with pytest.raises(Refused, match=r"3 of 4 locations of the captured databases would be removed, 75%"):
         fixture.run(31, limits=Limits(max_share=0.5))
     assert fixture.run(31, limits=Limits(max_share=0.75)).removed == 3
 
@@ -191,6 +191,6 @@ def test_a_hold_that_is_over_before_it_begins_is_refused(
     words = ("legal-hold", "add", "case", "--cmroot", fixture.root.place, "--on", "a.b", "--reason", "r", "--until")
     for past in ("2020-01-01", "2020-01-01T00:00:00Z"):
         code, answer = called(capsys, *words, past)
-        assert (code, answer["error"]) == (2, "UsageError") and "is over" in answer["message"] and answer["hint"]
+        assert (code, answer["error"]) == (2, "UsageError") and "is in the past" in answer["message"] and answer["hint"]
     assert called(capsys, "legal-hold", "ls", "--cmroot", fixture.root.place)[1]["holds"] == []
     assert called(capsys, *words, "2999-01-01")[0] == 0

@@ -322,7 +322,7 @@ def test_erased_people_do_not_come_back(landing: Landing) -> None:
     assert ended == [("done", 98, 2)], "the log says that the source still has them"
     landing.warehouse.sql(f"TRUNCATE TABLE {landing.asset}_gdpr.gone")
     refused = landing.land("people")
-    assert "had 3 erased people, and has none now" in refused.errors[0]
+    assert "had 3 erased data subjects, and has none now" in refused.errors[0]
     assert len(landing.rows("people")) == 98
 
 
@@ -375,7 +375,7 @@ def test_rows_of_a_job_that_could_not_say_that_it_had_published_are_not_appended
     assert len(landing.versions("log")) == 2, "of what was published"
     landing.sql("ALTER TABLE log ADD COLUMN at timestamp DEFAULT now()")
     refused = landing.land("log", mode="append", watermark="at", schema_policy="add_columns")
-    assert "was appended to by id so far" in refused.errors[0]
+    assert "by watermark id, not " in refused.errors[0]
     for mode in ("append", "overwrite"):
         more = {"watermark": "id"} if mode == "append" else {}
         landing.sql(f"CREATE TABLE cancelled_{mode} AS SELECT 1 AS id")
@@ -540,8 +540,8 @@ def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
         f"ALTER TABLE {db}.log SET TBLPROPERTIES ('beekeeper.remove.unreferenced.data' = 'false')",
     )
     assert set(watched()["log"].what) == {
-        "partition 2 is gone",
-        "properties by which purge and housekeeping know it changed",
+        "partition 2 no longer exists",
+        "properties that identify it to purge and housekeeping changed",
     }
     landing.warehouse.sql(f"DROP TABLE {db}.log")
     landing.sql("INSERT INTO log VALUES (12)")
@@ -550,7 +550,7 @@ def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
     assert watched() == {}, "what ingestion publishes is its own again"
     _beyond_scope(landing, target_metastore.uri, told)
     landing.warehouse.sql(f"DROP TABLE {db}.t")
-    assert watched()["t"].what == ("the table is gone",)
+    assert watched()["t"].what == ("the table no longer exists",)
     landing.warehouse.sql(f"DROP DATABASE {db} CASCADE")
     assert set(watched()) == {"log", "t"}
 

@@ -58,7 +58,7 @@ def test_text_with_its_description_lands_as_it_says(dropping: Dropping) -> None:
         (3, None, date(2000, 1, 1), Decimal("-7.00")),
     ]
     dropping.write("people", "d.csv", "Id;born;name;paid;at\n")
-    assert "d.csv is not as described" in dropping.land("people").errors[0]
+    assert "d.csv does not match its description" in dropping.land("people").errors[0]
     (dropping.drop / "day/people/d.csv").unlink()
     dropping.write("people", "a.csv", head + "1;x;31.12.1999;1.555;\n9;x;1999;;\n")
     (text,) = dropping.land("people").errors
@@ -114,20 +114,20 @@ def test_a_value_of_which_spark_keeps_one_of_two_is_refused(dropping: Dropping) 
     dropping.write("t", "a", '{"a": 1, "b": {"c": 1, "c": 2}}\n')
     for columns, told in (
         ([], "`c` already exists"),
-        ([{"name": "a", "type": "int"}, {"name": "b", "type": "struct<c: int>"}], "'c' is twice in an object"),
+        ([{"name": "a", "type": "int"}, {"name": "b", "type": "struct<c: int>"}], "'c' occurs twice in an object"),
     ):
         dropping.describe("t", format="json", columns=columns)
         found = dropping.refused("t")
         assert told in found and "correct" in found, found
     dropping.describe("t", format="xml", row="o", columns=[{"name": "a"}, {"name": "b", "type": "struct<c: int>"}])
     dropping.write("t", "a", "<all><o><a>1</a><b><c>1</c></b></o><o><a>1</a><A>2</A></o></all>")
-    assert "the tag a is more than once where one value is expected" in dropping.refused("t")
+    assert "the tag a occurs more than once where one value is expected" in dropping.refused("t")
     dropping.write("t", "a", "<all><o><a>1</a><b><c>1</c><c>2</c></b></o></all>")
-    assert "the tag b.c is more than once" in dropping.refused("t")
+    assert "the tag b.c occurs more than once" in dropping.refused("t")
     items = {"name": "i", "type": "array<struct<q: int>>"}
     dropping.describe("t", format="xml", row="o", columns=[{"name": "a"}, items])
     dropping.write("t", "a", "<all><o><a>1</a><i><q>1</q></i><i><q>2</q><q>3</q></i></o></all>")
-    assert "the tag q is more than once" in dropping.refused("t")
+    assert "the tag q occurs more than once" in dropping.refused("t")
     dropping.write("t", "a", "<all><o><a>1</a><x/><x/><i><q>1</q></i><i><q>2</q></i></o></all>")
     assert dropping.land("t").status == "done"
     assert dropping.sql("SELECT q FROM {db}.t__i ORDER BY 1") == [(1,), (2,)]
@@ -172,7 +172,7 @@ def test_nested_rows_become_tables_that_join_back(dropping: Dropping) -> None:
     }
     dropping.write("orders", "b.json", '{"no": 4, "items": [{"sku": ')
     (text,) = dropping.land("orders").errors
-    assert "1 rows are not as described" in text and "in b.json" in text
+    assert "1 rows do not match the description" in text and "in b.json" in text
 
 
 def test_erased_people_take_what_belongs_to_them_along(warehouse: Warehouse, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_days_land_when_they_are_closed_and_again_when_files_come_late(
     assert dropping.land("clicks", **asked).rows == 1, "files of days that have landed are none of this job"
     assert "has more than 2 files to land" in dropping.land("clicks").errors[0]
     dropping.write("clicks", "elsewhere.json", "{}")
-    assert "elsewhere.json is in no directory of a day" in dropping.land("clicks", **asked).errors[0]
+    assert "elsewhere.json is not in a directory of a day" in dropping.land("clicks", **asked).errors[0]
 
 
 def test_each_format_is_read_and_compared(dropping: Dropping) -> None:
@@ -272,7 +272,7 @@ def test_files_without_form_land_with_what_describes_them(dropping: Dropping) ->
     dropping.write("scans", "a.pdf", b"\x00\x01")
     dropping.write("scans", "b.pdf", b"two")
     dropping.describe("scans", format="binary", files={"a.pdf": {"contract": "17"}})
-    assert "nothing describes the file b.pdf" in dropping.refused("scans")
+    assert "file b.pdf has no description" in dropping.refused("scans")
     dropping.describe("scans", format="binary", values={"team": "claims"}, files={"a.pdf": {"contract": "17"}})
     assert dropping.land("scans").rows == 2
     found = [(row["name"], row["content"], row["contract"], row["team"]) for row in dropping.rows("scans")]
@@ -280,15 +280,15 @@ def test_files_without_form_land_with_what_describes_them(dropping: Dropping) ->
 
 
 def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
-    assert "there is no directory" in dropping.refused("nothing")
+    assert "day/nothing does not exist" in dropping.refused("nothing")
     dropping.write("bare", "a.csv", "1\n")
     assert "_description.json" in dropping.refused("bare")
     for said, told in (
-        ({"format": "csv"}, "csv has no columns"),
+        ({"format": "csv"}, "csv requires `columns`"),
         ({"format": "json", "delimeter": ";"}, "delimeter"),
-        ({"format": "csv", "columns": [{"name": "a", "type": "struct<a:int>"}]}, "is no type"),
+        ({"format": "csv", "columns": [{"name": "a", "type": "struct<a:int>"}]}, "is not a type"),
         ({"format": "json", "days": {"layout": "../%Y/%m/%d"}}, "layout"),
-        ({"format": "json", "columns": [{"name": "a", "type": "int", "format": "yyyy"}]}, "a format of int"),
+        ({"format": "json", "columns": [{"name": "a", "type": "int", "format": "yyyy"}]}, "type int takes no format"),
     ):
         dropping.describe("bare", **said)
         assert told in dropping.refused("bare")
@@ -306,14 +306,14 @@ def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
     assert "is a symbolic link" in dropping.refused("bare")
     (dropping.drop / "day/bare/b.csv").unlink()
     dropping.write("bare", "_metadata/b.csv", "1\n")
-    assert "bare/_metadata has a name that says both" in dropping.refused("bare")
+    assert "bare/_metadata has an ambiguous name" in dropping.refused("bare")
     shutil.rmtree(dropping.drop / "day/bare/_metadata")
     os.symlink(secret, dropping.drop / "day/bare/_a=b.csv")
     dropping.write("bare", "c.csv._COPYING_", "2\n")
-    assert "bare/_a=b.csv has a name that says both" in dropping.refused("bare")
+    assert "bare/_a=b.csv has an ambiguous name" in dropping.refused("bare")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drop_directory, "_refuse_what_spark_reads", lambda *_: None)
-        assert "had 1 files, and then 2" in dropping.land("bare").errors[0], "what Spark reads is counted"
+        assert "had 1 files when listed, 2 when read" in dropping.land("bare").errors[0], "what Spark reads is counted"
     (dropping.drop / "day/bare/_a=b.csv").unlink()
     dropping.land("bare")
     assert dropping.rows("bare") == [{"a": "1"}], "what is not written to its end is hidden"
@@ -333,7 +333,7 @@ def test_what_changes_while_it_is_read_or_is_too_much_is_not_landed(
         return found
 
     monkeypatch.setattr(file_steps, "rows_of", meanwhile)
-    assert "files came or changed while they were read" in dropping.land("t").errors[0]
+    assert "files were added or changed while they were read" in dropping.land("t").errors[0]
     (job,) = replicator.ingest_ls(config=dropping.config).jobs
     assert job.state == "failed" and job.due is not None, "it is tried again"
     assert dropping.land("t").rows == 2

@@ -165,7 +165,7 @@ def test_a_directory_that_another_table_shows_is_left_and_told(pair: Lab) -> Non
     relocate(a, "t", "new", {"one": "rows of now"})
     (why,) = stays(pair, "a.t")
     assert outside_root(pair) == {f"{replica.home.name}/t/one"}
-    assert str(replica.home / "t") in why and "own has them, too" in why
+    assert str(replica.home / "t") in why and "own also uses them" in why
 
 
 def test_what_another_replica_of_the_source_shows_is_no_gap(pair: Lab) -> None:
@@ -176,7 +176,7 @@ def test_what_another_replica_of_the_source_shows_is_no_gap(pair: Lab) -> None:
     relocate(a, "t", "new", {"one": "rows of now"})
     run = sync(pair)
     pair.are_same()
-    assert any("own has them, too" in str(text) for text in run["warnings"]), run["warnings"]
+    assert any("own also uses them" in str(text) for text in run["warnings"]), run["warnings"]
 
 
 def test_a_dropped_table_whose_files_another_table_shows_is_named(pair: Lab) -> None:
@@ -189,7 +189,7 @@ def test_a_dropped_table_whose_files_another_table_shows_is_named(pair: Lab) -> 
     a.metastore.drop_table(a.name, "t")
     a.metastore.drop_partitions(a.name, "days", ["p=1"])
     days, whole = stays(pair, "a.days", "a.t")
-    assert "own_days has them, too" in days and "own_t has them, too" in whole
+    assert "own_days also uses them" in days and "own_t also uses them" in whole
     assert len(outside_root(pair)) == 2
 
 
@@ -204,7 +204,7 @@ def test_a_load_names_what_stays(source_metastore: Running, target_metastore: Ru
     loaded = fixture.load()
     assert (loaded.code, loaded.output["status"]) == (3, "incomplete"), loaded
     (named,) = loaded.output["not_replicated"]
-    assert named["object"] == f"{fixture.name}.t" and f"{fixture.name}.own has them, too" in named["reason"]
+    assert named["object"] == f"{fixture.name}.t" and f"{fixture.name}.own also uses them" in named["reason"]
 
 
 def test_what_a_snapshot_replaced_and_another_table_shows_is_named(pair: Lab) -> None:
@@ -218,7 +218,7 @@ def test_what_a_snapshot_replaced_and_another_table_shows_is_named(pair: Lab) ->
     sync(pair)
     run = pair.sync(clock=lambda: time.time() + 1e6)  # after the delay
     (named,) = run.not_replicated
-    assert (run.status, named.object) == ("incomplete", f"{a.name}.t") and "own has them, too" in named.reason
+    assert (run.status, named.object) == ("incomplete", f"{a.name}.t") and "own also uses them" in named.reason
     assert len(outside_root(pair)) == 1
 
 
@@ -319,7 +319,7 @@ def test_what_was_adopted_where_it_lay_leaves_only_what_others_have_written(pair
     (why,) = stays(pair, "a.t")
     assert outside_root(pair) == set() and kept(pair) == 2
     assert (far.home / "t" / "notes").read_text() == "a person's"
-    assert "no load has published 1 file" in why
+    assert "1 file not published by a load" in why
 
 
 @pytest.mark.parametrize(

@@ -219,5 +219,5 @@ def test_gaps_are_not_certified_and_the_certificate_is_written(
     assert json.loads((tmp_path / "again.json").read_bytes()) == json.loads(out.read_bytes())
     for page in ("html", "txt"):
         text = (tmp_path / f"again.{page}").read_text()
-        assert "certified: nothing holds what was erased" in text and "gaps.t" in text and "10 ids" in text
+        assert "certified: nothing holds the erased data any more" in text and "gaps.t" in text and "10 ids" in text
     assert run(["purge", "certificate", "--cmroot", root.place, "--run", "nosuch"]) == 1

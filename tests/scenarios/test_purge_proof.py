@@ -79,7 +79,7 @@ def test_a_row_that_was_changed_is_found_in_every_format(warehouse: Warehouse, w
     for table in done.tables:
         units = {unit["partition"]: unit for unit in table.units}
         odd, even = units["k=%7Bc}%2A"], units["k=a b%25"]
-        assert odd["state"] == "SKIPPED" and "a row that was to stay was changed" in odd["reason"], odd
+        assert odd["state"] == "SKIPPED" and "a row that was to be kept was changed" in odd["reason"], odd
         assert even["state"] == "DONE" and table.files_proved == 2, even
         name = table.table.removeprefix("p.")
         at = warehouse.session.table(table.table).columns.index("id")

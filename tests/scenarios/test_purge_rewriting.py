@@ -51,7 +51,7 @@ def test_ids_that_were_found_otherwise_fail_the_file(tmp_path: Path, kind: str) 
     format_ = FileFormat(kind, field=("id",), type="bigint")  # type: ignore[arg-type]
 
     (wrong,) = run_files_task(FilesTask(format_, found(tmp_path, "u", keys, [1, 2, 0]), [work]))
-    assert wrong.final and "of 2 ids" in wrong.error
+    assert wrong.final and "for 2 ids" in wrong.error
 
     (right,) = run_files_task(FilesTask(format_, found(tmp_path, "u", keys, [2, 1, 0]), [work]))
     assert (right.error, right.rows, right.matched) == ("", 5, 3)

@@ -165,7 +165,7 @@ def test_a_policy_is_followed_until_somebody_says_stop(pair: Lab) -> None:
     )
     assert (done.status, done.synced, done.failures) == ("stopped", 2, 0)
     assert [run.kind for run in reported] == ["bootstrap", "incremental"]
-    with pytest.raises(UsageError, match="about one run"):
+    with pytest.raises(UsageError, match="applies to one run"):
         replicator.sync(pair.name, config=path, once=False, empty=["a.t"])
 
 

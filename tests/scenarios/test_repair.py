@@ -442,5 +442,5 @@ def test_a_load_that_has_not_ended_is_refused(shop: Shop) -> None:
     database = metastore.database(name)
     loading = {**database.parameters, "replicator.loading": "0123"}
     metastore.alter_database(name, msgspec.structs.replace(database, parameters=loading))
-    with pytest.raises(Refused, match="has begun and not ended"):
+    with pytest.raises(Refused, match="began, but has not ended"):
         shop.repair()

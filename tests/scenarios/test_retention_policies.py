@@ -138,11 +138,11 @@ def test_the_end_of_a_name_is_read_by_the_pattern(pattern: str, name: str, repor
     ("pattern", "name", "why"),
     [
         ("yyyy/MM/dd", "2026/2", "shorter"),
-        ("yyyy/MM/dd", "daily/2026/2/1", "is not"),
+        ("yyyy/MM/dd", "daily/2026/2/1", "does not match"),
         ("yyyy/MM/dd", "daily/12026/02/01", "more digits"),
         ("yyyy/MM/dd", "daily/2026/13/01", "month"),
         ("yyyy/MM/dd", "daily/2026/02/30", "day"),
-        ("yyyy/MM/dd", "daily/latest-one", "is not"),
+        ("yyyy/MM/dd", "daily/latest-one", "does not match"),
         ("yyyy/MM/dd/hh", "2026/02/01/13", "no hour 13"),
         ("yyyy/MM/dd/hh", "2026/02/01/00", "no hour 00"),
         ("yyyy/MM/dd/hh", "2026/02/01/12", "noon or midnight"),
@@ -161,7 +161,7 @@ def test_a_pattern_that_tells_no_day_is_refused(pattern: str) -> None:
 
 
 def test_a_zone_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ValueError, match="no time zone"):
+    with pytest.raises(ValueError, match="is not a time zone"):
         date_pattern("yyyy", "Mars/Olympus")
 
 
@@ -237,8 +237,8 @@ def test_combined_policies_and_the_others() -> None:
     ("name", "reported"),
     [
         ("com.example.SelectBeforeTimeBasedPolicy", "main.conf:1: 'com.example"),
-        ("org.apache.gobblin.data.management.policy.SelectBeforTimeBasedPolicy", "no selection policy"),
-        ("NewestKRetentionPolicy", "no selection policy"),
+        ("org.apache.gobblin.data.management.policy.SelectBeforTimeBasedPolicy", "is not a known selection policy"),
+        ("NewestKRetentionPolicy", "is not a known selection policy"),
     ],
 )
 def test_an_unknown_class_is_refused_with_file_and_line_and_the_nearest_name(name: str, reported: str) -> None:
@@ -335,5 +335,5 @@ def test_modes_are_octal_or_symbolic() -> None:
         0o751,
     ]
     for wrong in ("", "9", "rwx", "u=q", "77777"):
-        with pytest.raises(ValueError, match="no mode"):
+        with pytest.raises(ValueError, match="is not a valid mode"):
             parse_mode(wrong, 0)

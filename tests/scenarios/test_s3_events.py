@@ -178,10 +178,10 @@ def gone(at: Noticed) -> None:
     [
         (unheard, "does not send s3:ObjectRemoved"),
         (filtered, "for all its keys"),
-        (another, "its queue is another one"),
-        (strange, "none of S3: what is this"),
+        (another, "its queue is not the one that was read before"),
+        (strange, "not sent by S3: what is this"),
         (taken, "1 of its messages are hidden"),
-        (forgetful, "holds messages for 60 s"),
+        (forgetful, "retains messages for 60 s"),
         (gone, "NonExistentQueue|does not exist"),
     ],
 )
@@ -195,7 +195,7 @@ def test_all_is_listed_where_anything_is_unsure(at: Noticed, doubtful: Callable[
     captured = at.capture()
     assert at.listings >= 1 and captured.files >= 1
     (warning,) = captured.warnings
-    assert "all of it was listed" in warning
+    assert "listed completely" in warning
     assert re.search(why, warning)
 
 
@@ -348,7 +348,7 @@ def test_check_tells_of_a_policys_queue(at: Noticed) -> None:
         (finding,) = judge_queues({BUCKET: url})
         return finding.health, finding.text
 
-    assert said(at.queue) == ("ok", f"{at.queue} hears of all changes")
+    assert said(at.queue) == ("ok", f"{at.queue} receives notifications of all changes")
     at.send(EVENTS[1:])
     health, text = said(at.queue)
     assert health == "warning" and "does not send s3:ObjectCreated" in text

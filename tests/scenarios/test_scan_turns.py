@@ -80,7 +80,7 @@ def test_new_and_dropped_tables_without_events_are_found_in_every_turn(
 
 
 def test_a_time_for_no_scan_is_refused(many: PlainDatabase, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--no-scan leaves that out"):
+    with pytest.raises(UsageError, match="--no-scan skips it"):
         replicator.capture(
             source=many.metastore.uri, cmroot=str(tmp_path / "cm"), db=many.name, scan=False, scan_time=SHORT
         )

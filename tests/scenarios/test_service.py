@@ -62,7 +62,7 @@ def test_a_policy_is_kept_in_step(
     page = eventually(lambda: _page_with("All is well", service.urls[0]))  # its lag is measured now and then
     assert "1 policy, 1 job" in page and "/policies/west" in page
     page = web.get(f"{service.urls[0]}/policies/west").text
-    assert "<polyline" in page or "from the second measurement on" in page
+    assert "<polyline" in page or "with the second measurement" in page
     assert source.name in page
     assert service.stop() == 0
     starts = sorted((each["begun"], each["ended"]) for each in _all(service.store))

@@ -198,11 +198,11 @@ def test_a_plan_is_decided_and_applied_on_its_page(world: World) -> None:
     assert made.url.path == f"/plans/{plan}" and "&lt;i&gt;month" in made.text, made.text
     world.ended(plan)
     shown = page.get(f"/plans/{plan}").text
-    assert "Copies 1 files (4 B)" in shown and "Nobody has decided yet" in shown and "/apply" not in shown, shown
+    assert "Copies 1 files (4 B)" in shown and "No decision yet" in shown and "/apply" not in shown, shown
     approved = page.post(f"/plans/{plan}/approve", data={"csrf": own, "reason": "looked at"})
     assert "approved by op: looked at" in approved.text and f'action="/plans/{plan}/apply"' in approved.text
     wrong = page.post(f"/plans/{plan}/apply", data={"csrf": own, "confirm": "other"})
-    assert wrong.status_code == 400 and "needs consent" in wrong.text
+    assert wrong.status_code == 400 and "requires confirmation" in wrong.text
     assert page.post(f"/plans/{plan}/apply", data={"confirm": name}).status_code == 403
     form = {"csrf": own, "confirm": name, "allow_removals": "true"}
     assert 'name="allow_removals" value="true"' in approved.text
@@ -337,7 +337,7 @@ def test_a_kill_between_an_action_and_its_run_loses_neither(service: Service, si
     first = world.post("policies/other:verify", {"reason": "r"}, key="k1").json()
     plan = world.asked("policies/other:plan")
     early = world.post(f"plans/{plan}:approve")
-    assert early.status_code == 409 and "is not made" in early.json()["detail"], early.text
+    assert early.status_code == 409 and "was not created" in early.json()["detail"], early.text
     service.stop(number=signal.SIGKILL)
     service.configure({}, policies, settings(service, {"at_once": 1}))
     eventually(lambda: not processes(silent))  # it lives no longer than its server

@@ -211,7 +211,7 @@ def test_what_goes_and_what_went(world: World) -> None:
         (len(ROWS), "case", "lives.days/p=a")
     ]
     assert not any("no items yet" in each for each in upcoming["lacking"])
-    assert any("retention of job clean" in each for each in upcoming["lacking"])
+    assert any("retention job clean" in each for each in upcoming["lacking"])
     listed = world.ask(upcoming["removals"][0]["more"].partition("?")[0], deleted_after=upcoming["removals"][0]["day"])
     assert listed["totalElements"] == 4
     explained = {each["key"]: each for each in world.ask("retention/clean/explain", path="/data/a")["values"]}
@@ -243,34 +243,34 @@ def test_what_has_not_changed_is_not_sent_again(world: World) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("policies/none/drills", 404, "no policy"),
-        ("policies/other/history", 404, "no $cmroot yet"),
-        ("purges/none", 404, "no purge"),
-        ("retention/expire/explain?path=/a", 404, "runs retention"),
-        ("retention/clean/explain?path=/a/../../etc", 400, "no path"),
-        ("retention/clean/explain", 422, "not valid"),
-        ("audit?outcom=done", 400, "no parameter"),
-        ("runs?stat=done", 400, "no parameter"),
-        ("runs?state=gone", 422, "not valid"),
-        ("runs?cursor=gone", 422, "not valid"),
-        ("audit?outcome=gone", 422, "not valid"),
-        ("audit?limit=0", 422, "not valid"),
-        ("audit?limit=1001", 422, "not valid"),
-        ("audit?cursor=gone", 400, "no cursor"),
+        ("policies/none/drills", 404, "policy 'none' is not configured"),
+        ("policies/other/history", 404, "not a $cmroot yet"),
+        ("purges/none", 404, "purge 'none' does not exist"),
+        ("retention/expire/explain?path=/a", 404, "no retention job"),
+        ("retention/clean/explain?path=/a/../../etc", 400, "not a dataset path"),
+        ("retention/clean/explain", 422, "is invalid"),
+        ("audit?outcom=done", 400, "unknown parameter"),
+        ("runs?stat=done", 400, "unknown parameter"),
+        ("runs?state=gone", 422, "is invalid"),
+        ("runs?cursor=gone", 422, "is invalid"),
+        ("audit?outcome=gone", 422, "is invalid"),
+        ("audit?limit=0", 422, "is invalid"),
+        ("audit?limit=1001", 422, "is invalid"),
+        ("audit?cursor=gone", 400, "invalid cursor"),
         ("audit?since=soon", 400, "soon"),
         ("housekeeping/items?deleted_after=soon", 400, "soon"),
         ("audit?path=%00", 400, "zero byte"),
         ("audit?job=", 400, "--job"),
         ("audit?job=../legal", 400, "--job"),
         ("audit?run=..", 400, "--run"),
-        ("audit?root=/etc", 404, "no root of the configuration"),
-        ("audit?root=policies/../etc", 404, "no root of the configuration"),
-        ("cmroot/find", 400, "find what?"),
+        ("audit?root=/etc", 404, "no configured root"),
+        ("audit?root=policies/../etc", 404, "no configured root"),
+        ("cmroot/find", 400, "no search criterion"),
         ("cmroot/expiry?older_than=soon", 400, "duration"),
         ("cmroot/expiry?older_than=--versions", 400, "duration"),
         ("cmroot/ls?table=--limit", 200, ""),
-        ("housekeeping/items?status=gone", 400, "no state"),
-        ("tables/none/timeline", 400, "no table"),
+        ("housekeeping/items?status=gone", 400, "not an item state"),
+        ("tables/none/timeline", 400, "not a table name"),
         ("tables/..%2Fetc.x/timeline", 404, ""),
         ("nothing", 404, "Not Found"),
     ],

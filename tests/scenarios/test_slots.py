@@ -279,7 +279,7 @@ def test_what_a_narrower_dump_left_out_is_not_passed_over_by_the_next_wider_one(
     other.create()
     refused = fixture.dump("--slot", SLOT, "--db", other.name, "--include", "t")
     assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
-    assert f"has of {other.name} nothing" in refused.message
+    assert f"of {other.name}, its consumer has nothing" in refused.message
 
     drop_slot(str(fixture.cmroot), SLOT)
     assert (next_dump(fixture).kind, fixture.load().code) == ("bootstrap", 0)

@@ -247,7 +247,7 @@ def test_a_node_that_cannot_run_tasks_is_named_before_anything_is_changed(
     fixture.source.partitioned("p", {"1": {"a": "rows"}})
     empty = tmp_path / "nothing"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
-    for python, told in ((empty / "bin/python3", "no pyarrow"), (tmp_path / "none", "no such Python")):
+    for python, told in ((empty / "bin/python3", "no pyarrow"), (tmp_path / "none", "not have the configured Python")):
         with (
             replicator.engines("spark", spark_cluster.url, {"spark.pyspark.python": str(python)}) as engines,
             pytest.raises(Error, match=told) as raised,

@@ -241,7 +241,7 @@ def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Lab) -> 
             return getattr(pair.source.metastore, name)
 
     busy = replace(pair.sides(), source=Busy())  # type: ignore[arg-type]
-    with pytest.raises(NotReached, match="still writes") as raised:
+    with pytest.raises(NotReached, match="still being written to") as raised:
         switchover(busy, SwitchoverSettings(drain=pair.policy.schedule * 0))
     assert "--abort" in raised.value.hint and raised.value.exit_code == 75
     assert roles(pair)["a"] == "fenced at epoch 2"

@@ -118,7 +118,7 @@ def test_waiting_ends_when_the_lag_is_short_enough(replication: Waiting) -> None
 
 def test_pauses_grow_up_to_a_limit_and_end_with_the_time(replication: Waiting) -> None:
     time = Turned()
-    with pytest.raises(NotReached, match="has not come to event 1000000 within 60 s: it is at event") as raised:
+    with pytest.raises(NotReached, match="did not reach event 1000000 within 60 s: it is at event") as raised:
         replication.wait(Goal(event=1_000_000), time)
     assert raised.value.exit_code == 75 and raised.value.transient
     assert time.pauses[0] == FIRST and time.pauses[:-1] == sorted(time.pauses[:-1])
@@ -140,7 +140,7 @@ def test_a_metastore_that_is_away_is_waited_for() -> None:
 def test_a_goal_that_cannot_be_told_is_refused(replication: Waiting) -> None:
     with pytest.raises(UsageError, match="nothing to wait for"):
         replication.wait(Goal(), Turned())
-    with pytest.raises(UsageError, match="comparing with the source"):
+    with pytest.raises(UsageError, match="by comparison with the source"):
         wait(replication.target, replication.shop.name, Goal(lag=MINUTE), timeout=MINUTE)
 
 

@@ -35,7 +35,7 @@ def test_names_in_a_certificate_forge_nothing() -> None:
     assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page
     assert text.splitlines().count("Outcome") == 1 and "\x1b" not in text
     for written in (page, text):
-        assert "remaining: copies are left" in written and "2.0 KiB" in written and "sales.orders" in written
+        assert "remaining: copies remain" in written and "2.0 KiB" in written and "sales.orders" in written
 
 
 def test_a_file_is_written_whole_and_replaced_only_when_that_is_asked_for(tmp_path: Path) -> None:
@@ -86,5 +86,5 @@ def test_the_audit_has_certificates_and_filters(tmp_path: Path) -> None:
     assert found(who="bob", outcome="refused", reason="hold", job="purge") == ["brefused"]
     assert found(since="-36500d") == everything and found(until="-36500d") == []
     for option in ("since", "until"):
-        with pytest.raises(UsageError, match=f"--{option} 'soon' is no time"):
+        with pytest.raises(UsageError, match=f"--{option} 'soon' is not a time"):
             replicator.audit_ls(cmroot=root, **{option: "soon"})

@@ -239,7 +239,7 @@ def test_the_keeper_is_a_link_on_one_device_and_a_copy_elsewhere(local_root: str
     assert os.listdir(join(local_root, "incoming")) == []
     with pytest.raises(KeepError, match="different devices"):
         choose_keeper(local_root, "/proc/self", "link")
-    with pytest.raises(KeepError, match="no keeper"):
+    with pytest.raises(KeepError, match="is not a keeper"):
         choose_keeper(local_root, str(tmp_path), "tape")
 
 
@@ -259,7 +259,7 @@ def test_a_root_that_takes_nothing_is_an_error_that_tells_each_reason(local_root
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_root_whose_files_this_user_may_not_write_is_no_root_for_copies(local_root: str) -> None:
     os.chmod(join(local_root, "files"), 0o555)
-    with pytest.raises(KeepError, match="this user may not write there"):
+    with pytest.raises(KeepError, match="this user cannot write there"):
         choose_keeper(local_root, "/proc/self")
 
 

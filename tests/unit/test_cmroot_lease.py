@@ -381,7 +381,7 @@ def test_a_store_that_ignores_conditions_is_found_out(objects: str, monkeypatch:
         return True
 
     monkeypatch.setattr(FsspecStore, "create_exclusive", weak)
-    with pytest.raises(NotWritable, match="exclude nobody"):
+    with pytest.raises(NotWritable, match="exclude no other run"):
         acquire(objects, "write")
     assert Place(objects).find() == []
 

@@ -45,7 +45,7 @@ def test_tokens_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(make, [range(start, start + 20) for start in range(0, 80, 20)]))
         assert len(tokens(store)) == 80
-        with pytest.raises(UsageError, match="there is a token"):
+        with pytest.raises(UsageError, match="token 't0' already exists"):
             create_token(store, "t0", "viewer", (), 60)
 
 

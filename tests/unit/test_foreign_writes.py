@@ -120,7 +120,7 @@ def test_an_insert_is_seen_also_after_a_purge(world: World) -> None:
     (new / "000000_0").write_bytes(b"foreign")
     world.set(world.thing, numFiles="2", totalSize="11")
     (what,) = world.watched()
-    assert "has 2 files of 11 bytes, and 1 of 4 were published" in what
+    assert "has 2 files of 11 bytes, but 1 of 4 were published" in what
 
 
 def test_a_purge_by_an_earlier_release_is_no_foreign_write(world: World) -> None:
@@ -149,11 +149,11 @@ def test_rows_that_lie_elsewhere_are_not_those_that_were_published(world: World,
         msgspec.structs.replace(world.thing, storage=msgspec.structs.replace(world.thing.storage, location=str(other)))
     )
     (what,) = world.watched()
-    assert f"its rows lie at {other}, not at {world.place}" in what
+    assert f"its rows are located in {other}, not in {world.place}" in what
 
 
 def test_properties_that_purge_and_housekeeping_know_it_by_are_watched(world: World) -> None:
-    told = ("properties by which purge and housekeeping know it changed",)
+    told = ("properties that identify it to purge and housekeeping changed",)
     made = world.metastore.made
     for changed in (
         {SEAL: None, "beekeeper.remove.unreferenced.data": None},

@@ -161,11 +161,11 @@ def test_a_job_whose_holder_is_gone_goes_on_at_its_step(store: IngestionStore, c
         lambda: store.done(late),
         lambda: store.fail(late, Failure("user", "no")),
     ):
-        with pytest.raises(Fenced, match="c2 has it"):
+        with pytest.raises(Fenced, match="held by c2"):
             write()
     clock.now += 61
     assert claim(store, "c3") is None, "a job that ends its controllers waits"
-    assert store.job(late.job).error_text.startswith("2 controllers went away")
+    assert store.job(late.job).error_text.startswith("2 controllers stopped responding")
     clock.now += 240
     work(store, claimed(store, "c3"))
     assert store.job(late.job).state == "done"
@@ -202,14 +202,14 @@ def test_a_job_is_cancelled_at_once_or_with_its_holders_next_word(store: Ingesti
     assert store.cancel(queued, "olga").state == "cancelled" == store.cancel(queued, "paul").state
     one, other = claimed(store), claimed(store)
     assert store.cancel(running, "olga").cancelled_by == "olga"
-    with pytest.raises(Fenced, match="olga has cancelled it"):
+    with pytest.raises(Fenced, match="cancelled by olga"):
         store.renew(one, 60)
     with pytest.raises(Fenced, match="cancelled now"):
         store.step_done(one, "describe", {})
     assert (other.job, store.cancel(lost, "olga").state) == (lost, "running")
     clock.now += 61
     assert claim(store) is None and store.job(lost).state == "cancelled"
-    with pytest.raises(ObjectNotFound, match="no job 99"):
+    with pytest.raises(ObjectNotFound, match="job 99 does not exist"):
         store.cancel(99, "olga")
 
 
@@ -253,13 +253,13 @@ def test_a_job_that_may_be_published_is_cancelled_only_when_somebody_has_looked(
 def test_a_repeated_request_makes_one_job_and_two_sources_share_no_table(store: IngestionStore) -> None:
     first = store.submit(request(), key="file:1")
     assert store.submit(request(), key="file:1").job == first.job
-    with pytest.raises(Refused, match=r"db:public\.orders is landed in crm_public\.orders"):
+    with pytest.raises(Refused, match=r"db:public\.orders already lands in crm_public\.orders"):
         store.submit(request("Orders"))
     with pytest.raises(ObjectNotFound) as error:
         store.submit(request(asset="cmr"))
     assert "did you mean crm?" in error.value.hint
     for name in ('or"ders', "o" * 129, ""):
-        with pytest.raises(UsageError, match="cannot be called"):
+        with pytest.raises(UsageError, match="cannot be named"):
             store.submit(request(name))
 
 
@@ -267,10 +267,10 @@ def test_an_asset_is_approved_by_somebody_else_and_again_when_it_is_changed(stor
     asset = store.asset("crm")
     assert asset.approved_by == "anna" and store.put_asset(asset) == asset
     changed = Asset(name="crm", owner="olga", producers=("paul", "peter"), created_by="paul")
-    with pytest.raises(Refused, match="is there"):
+    with pytest.raises(Refused, match="already exists"):
         store.put_asset(changed, overwrite=False)
     assert store.put_asset(changed).approved_by == ""
-    with pytest.raises(Refused, match="paul has made it"):
+    with pytest.raises(Refused, match="defined by paul"):
         store.approve_asset("crm", "paul")
     assert store.approve_asset("crm", "anna").approved_by == "anna" == store.approve_asset("crm", "olga").approved_by
     assert [each.name for each in store.assets()] == ["crm", "shop", "web"]

@@ -114,7 +114,7 @@ def test_rows_are_not_appended_twice_where_a_call_of_a_job_that_ended_comes_late
     land(tables, copied(tables, 1, 1, 10))
     two, three = copied(tables, 2, 2, 20), copied(tables, 3, 3, 30)
     land(tables, two)
-    with pytest.raises(BaseChanged, match="has not the rows"):
+    with pytest.raises(BaseChanged, match="no longer has the rows"):
         land(tables, three)
     again = copied(tables, 3, 3, 30)
     land(tables, again)
@@ -219,7 +219,7 @@ def test_a_list_of_erased_people_is_remembered_by_a_job_that_has_no_rows(tables:
         claimed = Claimed(job, 1, job, "h", request, "", {})
         work = Work(claimed, asset, config, cast(Any, tables), cast(Any, None), None, remembered, lambda _: None)
         remembered = describe(work, {})
-    with pytest.raises(RowsRefused, match="had 40000 erased people, and has none now"):
+    with pytest.raises(RowsRefused, match="had 40000 erased data subjects, and has none now"):
         refuse_empty_list(replace(work, remembered=remembered), Erased(0, 0))
 
 

@@ -274,7 +274,7 @@ def test_a_controller_that_is_late_says_nothing_of_a_message_that_came_after_its
         ({"publications": ["webhooks.a"]}, "publications"),
         ({"failures": ["lineage"]}, "failures"),
         ({"schemas": ["lineage"]}, "schemas"),
-        ({"webhooks": {"a": {"url": "http://h/"}}}, "webhooks.a: is told nothing"),
+        ({"webhooks": {"a": {"url": "http://h/"}}}, "webhooks.a: receives no notices"),
         ({"webhooks": {"a": {"url": "http://h/", "secret": "written out"}}}, "webhooks.a.secret"),
         ({"commands": {"a": {"command": []}}}, "commands.a.command"),
     ],

@@ -35,4 +35,4 @@ def test_a_partition_on_one_file_is_named_and_a_table_on_one_is_listed(tmp_path:
     listed = list_objects(ListTask([of_table, of_partition], [{}] * 2, NoKeeper()))
     assert listed.rows["path"].to_pylist() == [""]
     assert [obj for obj, _ in listed.missing] == [of_partition]
-    assert "is one file, and no directory" in listed.missing[0][1]
+    assert "is a file, not a directory" in listed.missing[0][1]

@@ -219,7 +219,7 @@ def test_a_damaged_run_is_told_and_stops_nobody(memory: Memory) -> None:
 
 def test_the_memory_of_another_policy_is_not_taken_for_ones_own(local: Memory) -> None:
     local.write_role_change(RoleChange(id="t1", policy="hourly", verb="failover", started=iso(NOW)))
-    with pytest.raises(FormatError, match="is of the policy hourly"):
+    with pytest.raises(FormatError, match="belongs to policy hourly"):
         local.read_role_change()
 
 

@@ -126,7 +126,7 @@ def test_a_moment_outside_of_what_is_captured_is_told_with_what_is(log: Log) -> 
     log.capture(*begin(10, 1000), step(12, 1001), event=12, time=1002)
     log.capture(step(20, 1100), event=21, time=1101)
     for before in ("4", "5", "11", "1970-01-01T00:10:00Z"):  # at 11 the walk was not at its end
-        with pytest.raises(UsageError, match=f"--to {before}: d is captured since event 12") as caught:
+        with pytest.raises(UsageError, match=f"--to {before}: d has been captured since event 12") as caught:
             log.at(before)
         assert "event 12 (1970-01-01T00:16:42Z) to event 21 (1970-01-01T00:18:21Z)" in caught.value.hint
     for after in ("22", "1970-01-01T00:18:22Z"):
@@ -160,7 +160,7 @@ def test_no_state_inside_of_a_gap_is_told(log: Log) -> None:
         with pytest.raises(MomentLost, match="events 14 to 19 were lost") as caught:
             log.at(inside)
         assert caught.value.exit_code == 5
-        assert "event 13, the last before" in caught.value.hint and "event 21, the first" in caught.value.hint
+        assert "event 13, the last event before" in caught.value.hint and "event 21, the first" in caught.value.hint
     assert log.at("21") == log.at("1970-01-01T00:19:00Z") == again
     assert len(retained(segments(log.root), "d").gaps) == 1
 

@@ -80,9 +80,9 @@ def test_ingestion_needs_somebody_where_no_request_is_to_blame() -> None:
         return [(each.word, cause.text) for each in made for cause in each.causes]
 
     assert found({"user": 3, "type": 1}, 8000.0) == []
-    assert found({"component": 1, "lock": 1}) == [("failing", "2 jobs failed, and will be tried again")]
+    assert found({"component": 1, "lock": 1}) == [("failing", "2 jobs failed, and will be retried")]
     assert found({}, 9001.0) == [("late", "a requested table has waited for a slot for 2.5 h")]
-    assert found({}, None, "it is away") == [("unknown", "nobody knows how it is: it is away")]
+    assert found({}, None, "it is away") == [("unknown", "its state is unknown: it is away")]
 
 
 def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
@@ -110,7 +110,7 @@ def test_one_cause_is_said_once_with_its_hint() -> None:
     failed = replace(RUN, message=broken, hint="start it")
     (need,) = needs(STATUS, [blocked], [replace(JOB, last=failed)], [], BESIDE)
     assert [(each.text, each.hint) for each in need.causes] == [(f"target: {broken}", "start it")]
-    assert behind_text(blocked) == "how far it is behind is not known"
+    assert behind_text(blocked) == "its lag is not known"
 
 
 def test_a_retry_at_work_hides_no_failure() -> None:
@@ -174,7 +174,7 @@ def test_the_service_itself_comes_first() -> None:
 
 
 def test_a_policy_that_cannot_be_measured_says_so() -> None:
-    assert behind_text(replace(POLICY, lag_seconds=None)) == "how far it is behind is not known yet"
+    assert behind_text(replace(POLICY, lag_seconds=None)) == "its lag is not known yet"
     assert behind_text(POLICY) == "nothing waits"
 
 
@@ -299,7 +299,7 @@ def test_a_runbook_has_the_values_of_its_policy() -> None:
     assert kinds_of(lag, (), differs=True) == ["replica-away", "differs"]
     (policy,) = config.policies.values()
     steps = filled("replica-away", values_of(policy, config.looked_for, lag)).steps
-    assert steps[1].what.endswith("go on from event 7.")
+    assert steps[1].what.endswith("continue from event 7.")
     assert steps[1].command == "replicator --config '/etc/our r.toml' sync west"
     lag = replace(lag, reverse=True, event=None)
     assert kinds_of(lag, (), differs=False) == ["primary-away"]

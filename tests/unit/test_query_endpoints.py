@@ -65,7 +65,7 @@ def test_roots_are_those_of_the_configuration_and_a_token_sees_what_is_its_alone
             root_for(config(), west, name)
         assert caught.value.status_code == 403, name
     for path in ("/mine", "/etc", "policies/west/../../etc", ""):
-        with pytest.raises(ObjectNotFound, match="no root of the configuration"):
+        with pytest.raises(ObjectNotFound, match="no configured root"):
             root_for(config(), NOBODY, path)
 
 

@@ -219,4 +219,4 @@ def test_nobody_knows_a_queue_of_ingestion_that_is_not_counted(tmp_path: Path) -
     watch._count(configs[-1])
     assert watch.queue is not None and watch.queue_trouble == ""
     watch.stale_after = -1.0  # it has hung for longer
-    assert watch.queue is None and "its store takes that long, or hangs" in watch.queue_trouble
+    assert watch.queue is None and "its store responds slowly, or hangs" in watch.queue_trouble

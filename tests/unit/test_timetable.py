@@ -93,8 +93,8 @@ def test_a_key_of_the_service_that_is_wrong_is_named(key: str, value: Any) -> No
 @pytest.mark.parametrize(
     ("tables", "key"),
     [
-        ({}, "every or cron"),
-        ({"every": "1m", "cron": "* * * * *"}, "every or cron"),
+        ({}, "every and cron"),
+        ({"every": "1m", "cron": "* * * * *"}, "every and cron"),
         ({"every": "0s"}, "service.jobs.j.every"),
         ({"every": "soon"}, "service.jobs.j.every"),
         ({"cron": "61 * * * *"}, "61"),
@@ -107,7 +107,7 @@ def test_a_key_of_the_service_that_is_wrong_is_named(key: str, value: Any) -> No
         ({"every": "1m", "command": ["serve"]}, "service.jobs.j.command"),
         ({"every": "1m", "command": ["/bin/sh", "-c", "true"]}, "service.jobs.j.command"),
         ({"every": "1m", "command": ["sync", "west", "--follow"]}, "service.jobs.j.command"),
-        ({"every": "1m", "command": ["verify", "north"]}, "service.jobs.j.command: 'north' is no policy"),
+        ({"every": "1m", "command": ["verify", "north"]}, "service.jobs.j.command: policy 'north' is not configured"),
         ({"every": "1m", "command": ["cm", "expire", "--policy=north"]}, "service.jobs.j.command"),
         ({"every": "1m", "command": ["verify", "--no-such-option"]}, "service.jobs.j.command"),
         ({"every": "1m", "command": ["verify", "--db"]}, "service.jobs.j.command"),
@@ -126,7 +126,7 @@ def test_a_job_that_is_none_is_named(tables: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize("name", ["*", "", "..", "a/b", "a?b", "a#b"])
 def test_a_job_has_an_address_of_its_own(name: str) -> None:
     service = ServiceConfig(jobs={name: JobConfig(command=("cm", "ls"), every="1d")})
-    with pytest.raises(ConfigError, match="is no name of a job"):
+    with pytest.raises(ConfigError, match="is not a valid job name"):
         jobs_of(service, {})
 
 

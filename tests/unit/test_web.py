@@ -128,7 +128,7 @@ def test_items_in_a_store_of_all_roots_are_for_who_may_see_all(made: Made, tmp_p
     assert server.get("/api/v1/housekeeping/items?root=policies/west/cmroot", west).status_code == 403
     cancel = server.ask("POST", "/api/v1/housekeeping/items/1:cancel", json={"root": "west"}, headers=west)
     assert cancel.status_code == 403
-    assert "their store is that of all policies" in server.get("/removals", west).text
+    assert "their store is shared by all policies" in server.get("/removals", west).text
 
 
 def test_a_key_is_of_one_body(made: Made, tmp_path: Path) -> None:
@@ -363,12 +363,12 @@ def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
     assert post("assets", eve, **asset).status_code == 403
     assert post("assets", ann, **asset).json()["status"] == "created"
     assert post("assets", ann, **asset, engine="spark").status_code == 422
-    assert "no digest" in post("assets/crm:approve", bob).json()["detail"]
+    assert "requires its digest" in post("assets/crm:approve", bob).json()["detail"]
     seen = {"digest": server.get("/api/v1/assets/crm", look).json()["digest"]}
     assert post("assets", ann, **asset, consumers=["eve"], overwrite=True).json()["status"] == "changed"
     assert "was changed since" in post("assets/crm:approve", bob, **seen).json()["detail"]
     assert post("assets", ann, **asset, overwrite=True).json()["digest"] == seen["digest"]
-    assert post("assets/crm:approve", ann, **seen).json()["detail"] == "asset crm: ann has made it"
+    assert post("assets/crm:approve", ann, **seen).json()["detail"] == "asset crm was defined by ann"
     assert post("assets/crm:approve", bob, **seen).json()["approved_by"] == "bob"
     assert [each["name"] for each in server.get("/api/v1/assets", look).json()["assets"]] == ["crm"]
     assert server.get("/api/v1/assets/cmr", look).json()["hint"] == "did you mean crm?"

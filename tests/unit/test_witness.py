@@ -15,7 +15,7 @@ from waiting import Clock, eventually
 PERIOD, BEGAN = 100.0, 1000.0
 GOOD = Run("p", BEGAN, BEGAN + 1, 0, "schedule", "done", BEGAN + 2, BEGAN + 9, "", 0)
 STOPPED = {"state": "cancelled", "message": "the service was stopped", "exit_code": 143}
-LOST = {"state": "lost", "message": "its server went away", "exit_code": None}
+LOST = {"state": "lost", "message": "its server disappeared", "exit_code": None}
 
 
 def later(periods: float, **others: object) -> Run:
@@ -61,7 +61,7 @@ def test_runs_of_a_job_at_once_are_seen() -> None:
 
 def test_a_bad_end_has_a_reason_that_is_expected() -> None:
     died, server = Kill("run", BEGAN + 3, BEGAN + 3), Kill("server", BEGAN + 5, BEGAN + 8)
-    killed = {"state": "failed", "message": "ended with -9 and no answer; see its log", "exit_code": -9}
+    killed = {"state": "failed", "message": "ended with exit code -9 and no answer; see its log", "exit_code": -9}
     held = {"state": "failed", "message": "another run is at work", "exit_code": 7}
     away = {"state": "failed", "message": "the metastore does not answer", "exit_code": 75}
 
@@ -70,7 +70,7 @@ def test_a_bad_end_has_a_reason_that_is_expected() -> None:
 
     assert said(later(0.5, state="queued", begun=None, ended=None, exit_code=None)) == [], "it waits for its place"
 
-    for how in (killed, LOST, STOPPED, away, {**LOST, "message": "the store went away while it began"}):
+    for how in (killed, LOST, STOPPED, away, {**LOST, "message": "the store became unreachable while the run began"}):
         assert said(later(0, **how)) == []
     assert said(later(0, **killed), later(1, **held), later(2, **held)) == []
     assert said(later(0, **LOST), kills=(Kill("store", BEGAN, BEGAN + 4),)) == []

@@ -50,8 +50,8 @@ def confirmed(root: str, name: str) -> Slot | None:
     slot = find_slot(root, name)
     if slot is not None and slot.given_up:
         raise PinError(
-            f"slot {name}: was invalidated at {slot.given_up} because of its lag; files that it needs may have expired",
-            hint=f"drop it (`replicator cm slots drop {name}`), then dump with it again: a bootstrap",
+            f"slot {name} was invalidated at {slot.given_up} because of its lag; files that it needs may have expired",
+            hint=f"drop it (`replicator cm slots drop {name}`), then dump with it again, which is a bootstrap",
         )
     return None if slot is None or slot.awaits else slot
 
@@ -62,8 +62,8 @@ def begin_of(log: Sequence[Segment], slot: Slot) -> Point:
     if point is not None:
         return point
     raise FormatError(
-        f"slot {slot.name}: is at position {slot.position}, which the captured log does not have",
-        hint="the log was replaced: drop the slot and dump with it again, a bootstrap",
+        f"slot {slot.name} is at position {slot.position}, which the captured log does not contain",
+        hint="the log was replaced: drop the slot, then dump with it again, which is a bootstrap",
     )
 
 
@@ -74,9 +74,9 @@ def refuse_wider(slot: Slot, scope: Scope) -> None:
         if known is None or not covers(known, wanted):
             has = "nothing" if known is None else scope_text(known)
             raise BootstrapNeeded(
-                f"slot {slot.name}: its consumer has of {db} {has}, this dump is to have {scope_text(wanted)}",
-                hint=f"drop the slot (`replicator cm slots drop {slot.name}`) and dump with it again, a bootstrap; or "
-                "name with --since the dump that the consumer came to",
+                f"slot {slot.name}: of {db}, its consumer has {has}, but this dump would contain {scope_text(wanted)}",
+                hint=f"drop the slot (`replicator cm slots drop {slot.name}`), then dump with it again, which is a "
+                "bootstrap; or give with --since the last dump that the consumer has loaded",
             )
 
 
@@ -106,10 +106,10 @@ def _check_root(metadata: DumpMetadata, root: str) -> None:
     """Checks that the root is the dump's own and that its log reaches the dump's end, because a confirmed slot releases
     everything before its position. Raises FormatError."""
     if open_existing(root).id != metadata.root_id:
-        raise FormatError(f"{root}: is not the root that the dump is from", hint="name it with --source-cmroot")
+        raise FormatError(f"{root} is not the root that the dump was written from", hint="give it with --source-cmroot")
     log = segments(root)
     if metadata.end.position > (log[-1].last if log else 0):
-        raise FormatError(f"{root}: its log ends before position {metadata.end.position}, where the dump says it ends")
+        raise FormatError(f"{root}: its log ends before position {metadata.end.position}, the end of the dump")
 
 
 def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], float]) -> str:
@@ -121,14 +121,15 @@ def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], f
         _check_root(metadata, root)
         slot = find_slot(root, metadata.slot)
         if slot is None:
-            return f"slot {metadata.slot} is not in {root} any more: nothing is kept for this target"
+            return f"slot {metadata.slot} no longer exists in {root}: no files are kept for this target"
         if slot.position <= metadata.end.position:
             scopes = {db: reached(metadata.scope, db) for db in metadata.scope.databases}
             confirm_slot(root, slot.name, metadata.end.position, metadata.end.event, now=clock, scopes=scopes)
     except (Error, OSError) as error:
         return (
-            f"slot {metadata.slot} was not confirmed ({error}): until it is, expiry keeps what this target has. Where "
-            f"the root can be written, run `replicator cm slots confirm {metadata.slot} --cmroot {root} --at {place}`"
+            f"slot {metadata.slot} was not confirmed ({error}): until it is, expiry keeps files that this target "
+            "already has. On a host that can write to the root, run "
+            f"`replicator cm slots confirm {metadata.slot} --cmroot {root} --at {place}`"
         )
     return ""
 
@@ -203,7 +204,7 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
         if begin is not None and begin.position > end.position:
             raise UsageError(
                 f"--since (event {begin.event}) is later than --until (event {end.event})",
-                hint="leave out --until to dump up to now",
+                hint="omit --until to dump up to now",
             )
         selection, clock = Selection(tuple(options.databases), options.patterns), runtime.clock
         with _manifest(root, end.position) as manifest, DumpWriter(out, options.id) as writer:
@@ -273,9 +274,10 @@ def _refuse_wider(since: str, databases: Sequence[str], patterns: Patterns) -> N
         wanted = reached(scope_of(databases, patterns), db)
         if earlier is not None and db in earlier.databases and not covers(reached(earlier, db), wanted):
             raise BootstrapNeeded(
-                f"--since {since}: that dump has of {db} {scope_text(reached(earlier, db))}, this one is to have "
-                f"{scope_text(wanted)}",
-                hint="dump without --since, a bootstrap of all; or --since its event, for targets that have the others",
+                f"--since {since}: of {db}, that dump contains {scope_text(reached(earlier, db))}, but this one would "
+                f"contain {scope_text(wanted)}",
+                hint="dump without --since, which is a bootstrap of everything; or give its event with --since, for "
+                "targets that have the other tables",
             )
 
 

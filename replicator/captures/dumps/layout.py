@@ -73,14 +73,16 @@ def read_keys(path: str) -> Keys:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file.read().splitlines()]
     except OSError as error:
-        raise ConfigError(f"key file {path}: {error.strerror}", hint="check dumps.key_file and its rights") from error
+        raise ConfigError(
+            f"key file {path}: {error.strerror}", hint="check dumps.key_file and its permissions"
+        ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"key file {path}: others than its owner may use it", hint=f"chmod 600 {path}")
+        raise ConfigError(f"key file {path}: users other than its owner can access it", hint=f"chmod 600 {path}")
     secrets = tuple(line for line in lines if line)
     if not secrets or min(map(len, secrets)) < _SHORTEST:
         raise ConfigError(
-            f"key file {path}: holds no key, or one of fewer than {_SHORTEST} characters",
-            hint=f"make one: (umask 077; openssl rand -hex 32 > {path})",
+            f"key file {path}: contains no key, or one of fewer than {_SHORTEST} characters",
+            hint=f"create one: (umask 077; openssl rand -hex 32 > {path})",
         )
     return Keys(path, secrets)
 
@@ -103,16 +105,16 @@ def signed(place: str, dump: str, metadata: str, keys: Keys) -> Signed:
             raise damaged(path, f"is a {file.format} version {file.version} with {file.algorithm}")
         body = bytes(file.body)
         if not any(hmac.compare_digest(_mac(key, body).encode(), file.mac.encode()) for key in keys.secrets):
-            raise _refused(place, f"its signature was made with none of the keys in {keys.file}")
+            raise _refused(place, f"its signature matches none of the keys in {keys.file}")
         found = msgspec.json.decode(body, type=Signed)
     except FileNotFoundError:
-        raise _refused(place, f"it is not signed, and the key file {keys.file} is configured") from None
+        raise _refused(place, f"it is not signed, but the key file {keys.file} is configured") from None
     except UNREADABLE as error:
         raise damaged(path, f"cannot be read: {error}") from error
     if found.dump != dump:
-        raise _refused(place, f"its signature is of the dump {found.dump}")
+        raise _refused(place, f"its signature belongs to dump {found.dump}")
     if found.metadata != _sha256(join(place, metadata)):
-        raise _refused(place, f"{metadata} is not the one that was signed")
+        raise _refused(place, f"{metadata} differs from the one that was signed")
     return found
 
 
@@ -120,13 +122,14 @@ def check_parts(place: str, parts: Iterable[str], found: Signed) -> None:
     """Reads every part. Raises Refused for one that differs from the signed one."""
     for name in parts:
         if found.parts.get(name) != _sha256(join(place, name)):
-            raise _refused(place, f"{name} is not the one that was signed")
+            raise _refused(place, f"{name} differs from the one that was signed")
 
 
 def _refused(place: str, what: str) -> Refused:
     return Refused(
         f"dump {place}: {what}",
-        hint="take it anew from whoever signs dumps; a configuration without dumps.key_file loads unsigned ones",
+        hint="copy it again from the host that signs dumps; a configuration without dumps.key_file loads unsigned "
+        "dumps",
     )
 
 
@@ -249,7 +252,7 @@ def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
     except FileNotFoundError:
         raise FormatError(f"{place}/{METADATA}: missing", hint="dump again, or restore the file") from None
     if found_checksum != finished.xxh3_128:
-        raise FormatError(f"{place}/{METADATA}: damaged (its checksum is not the marker's)", hint="dump again")
+        raise FormatError(f"{place}/{METADATA}: damaged (its checksum differs from the marker's)", hint="dump again")
     reader = PartsReader(place, METADATA, format=FORMAT, version=VERSION)
     path = join(place, METADATA)
     try:
@@ -257,7 +260,7 @@ def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
     except msgspec.ValidationError as error:
         raise FormatError(f"{path}: cannot be read: {error}", hint=HINT) from error
     if finished.id != metadata.id:
-        raise FormatError(f"{path}: is of the dump {metadata.id!r}, the marker of {finished.id!r}", hint=HINT)
+        raise FormatError(f"{path}: belongs to dump {metadata.id!r}, the marker to {finished.id!r}", hint=HINT)
     _check_names(metadata, path)
     return reader, metadata
 
@@ -278,11 +281,11 @@ def _no_dump(place: str) -> FormatError:
     if {METADATA, "_metadata", "_files"} & set(names):
         text, hint = f"an unfinished dump ({FINISHED} is missing)", "run the dump again; it writes the marker last"
     elif {"FORMAT", "log"} <= set(names):
-        text, hint = "no dump, but a $cmroot", "`replicator dump --cmroot` writes a dump from it; load that"
+        text, hint = "not a dump, but a $cmroot", "`replicator dump --cmroot` writes a dump from it; load that"
     elif any((Place(place) / name / FINISHED).exists() for name in names[:100]):
-        text, hint = "no dump, but a directory of dumps", "load one of them"
+        text, hint = "not a dump, but a directory of dumps", "load one of them"
     else:
-        text = "no dump" if names else "no dump: there is nothing"
+        text = "not a dump" if names else "not a dump: it is empty or does not exist"
         hint = "check the path; a dump is the directory that `replicator dump --out` wrote"
     return FormatError(f"{place}: {text}", hint=hint)
 

@@ -136,7 +136,7 @@ class Content:
             if name not in existing or (begin is None and manifest.database(name) is None):
                 raise ObjectNotFound(
                     f"database {name} does not exist at event {end.event}",
-                    hint=f"captured are: {', '.join(sorted(existing)) or 'none'}",
+                    hint=f"captured databases: {', '.join(sorted(existing)) or 'none'}",
                 )
 
     # ---- bootstrap ------------------------------------------------------------------------------------------------
@@ -160,10 +160,10 @@ class Content:
     def _require_matches(self) -> None:
         names = {name for db in self._selection.databases for name in self._manifest.table_names(db)}
         if not self._selection.patterns.everything and not any(map(self._selection.patterns.match, names)):
-            some = ", ".join(sorted(names)[:10]) or "no tables"
+            some = ", ".join(sorted(names)[:10]) or "none"
             raise UsageError(
                 f"the patterns match no table of {', '.join(self._selection.databases)}",
-                hint=f"patterns are regular expressions for whole table names; there are: {some}",
+                hint=f"patterns are regular expressions for complete table names; existing tables: {some}",
             )
 
     def _export(self, db: str, name: str) -> None:

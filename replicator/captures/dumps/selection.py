@@ -192,7 +192,7 @@ def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
 def resolve_until(log: Sequence[Segment], text: str | None) -> Point:
     """Returns the end of a dump: the last record of the log, or the last one at or before an event id or time."""
     if not log:
-        raise UsageError("nothing is captured yet", hint="run `replicator capture`, or let dump capture")
+        raise UsageError("nothing has been captured yet", hint="run `replicator capture`, or let dump capture")
     newest = _end(log[-1])
     if text is None:
         return newest
@@ -215,7 +215,7 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
     if event is not None and event > newest.event:
         raise UsageError(
             f"--since {event}: the newest captured event is {newest.event}",
-            hint="an event id of this source: see `replicator status`, or name the earlier dump's directory",
+            hint="give an event id of this source (see `replicator status`), or the earlier dump's directory",
         )
     if event is not None and event == newest.event:
         return newest
@@ -223,7 +223,8 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
     if found is None:
         first = next(iter(read_records(log[0])))
         raise BootstrapNeeded(
-            f"--since {text}: the captured log begins at event {first.event}", hint="dump without --since: a bootstrap"
+            f"--since {text}: the captured log begins at event {first.event}",
+            hint="dump without --since, which is a bootstrap",
         )
     return found
 
@@ -245,8 +246,8 @@ def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
     _, metadata = open_parts(text)
     if metadata.root_id != root_id:
         raise UsageError(
-            f"{option} {text}: that dump is of another $cmroot ({metadata.root})",
-            hint="name the $cmroot it was made from, or bootstrap",
+            f"{option} {text}: that dump was written from another $cmroot ({metadata.root})",
+            hint="give the $cmroot it was written from, or run a bootstrap",
         )
     return metadata.end
 
@@ -278,7 +279,7 @@ def _end(segment: Segment, capture: Capture | None = None) -> Point:
     except KeyError as error:
         raise FormatError(f"{segment.place}: its marker lacks {error}", hint="restore it from a copy") from error
     except (TypeError, ValueError) as error:
-        raise FormatError(f"{segment.place}: its marker is wrong: {error}", hint="restore it from a copy") from error
+        raise FormatError(f"{segment.place}: its marker is invalid: {error}", hint="restore it from a copy") from error
 
 
 def _last_before(log: Sequence[Segment], event: int | None, time: int | None) -> Point | None:

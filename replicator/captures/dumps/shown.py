@@ -132,7 +132,7 @@ def open_shown(place: str, keys: Callable[[], Keys | None] = lambda: None, *, fi
         return _open_log(str(root), files)
     raise FormatError(
         f"{at}: neither a dump, nor a $cmroot, nor a segment of its log",
-        hint="check the path" if at.list() else "there is nothing at that path",
+        hint="check the path" if at.list() else "it is empty or does not exist",
     )
 
 

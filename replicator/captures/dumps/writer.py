@@ -203,9 +203,9 @@ _OURS = ("_metadata", "_files", layout.METADATA, SIGNATURE)
 def _make_room(place: Place) -> None:
     names = place.list()
     if layout.FINISHED in names:
-        raise UsageError(f"{place}: holds a finished dump", hint="choose another directory for --out")
+        raise UsageError(f"{place}: contains a finished dump", hint="choose another directory for --out")
     if any(name not in _OURS for name in names):
-        raise UsageError(f"{place}: is not empty and no dump", hint="choose an empty or new directory for --out")
+        raise UsageError(f"{place}: not empty, and not a dump", hint="choose an empty or new directory for --out")
     _remove_unfinished(place)
     place.mkdirs(private=True)
 

@@ -84,9 +84,9 @@ def read_events(
     newest = source.current_event_id()
     if newest < cursor:
         raise Refused(
-            f"the metastore's newest event is {newest}, but {cursor} was read from it before: "
-            "another metastore, or one restored from a backup",
-            hint="use another $cmroot for another metastore; after a restore begin with a new $cmroot and a bootstrap",
+            f"the metastore's newest event is {newest}, but event {cursor} was read from it before: "
+            "it is another metastore, or was restored from a backup",
+            hint="use another $cmroot for another metastore; after a restore start with a new $cmroot and a bootstrap",
         )
     rows, more = _fetch(source, cursor, newest, limit)
     if more:
@@ -225,7 +225,7 @@ def message_text(event: NotificationEvent) -> str | bytes:
     try:
         return _unpacked(base64.b64decode(message, validate=True), event)
     except (binascii.Error, zlib.error, ValueError) as error:
-        raise FormatError(f"event {event.id}: message is neither JSON nor base64 of gzip: {error}") from error
+        raise FormatError(f"event {event.id}: message is neither JSON nor base64-encoded gzip: {error}") from error
 
 
 def _unpacked(packed: bytes, event: NotificationEvent) -> bytes:
@@ -235,7 +235,7 @@ def _unpacked(packed: bytes, event: NotificationEvent) -> bytes:
         piece = unpacking.decompress(packed, _PIECE)
         packed = unpacking.unconsumed_tail
         if not piece and not packed and not unpacking.eof:
-            raise FormatError(f"event {event.id}: message ends early")
+            raise FormatError(f"event {event.id}: message is truncated")
         pieces.append(piece)
         length += len(piece)
         if length > MESSAGE_BYTES:
@@ -410,7 +410,7 @@ def _statistics(event: NotificationEvent, message: Message) -> Decoded:
         description = _read_json(message["colStatsJson"])["1"]["rec"]
         name = description["4"]["str"] if "4" in description else None
     if event.db is None or event.table is None:
-        raise FormatError(f"event {event.id}: statistics of no table")
+        raise FormatError(f"event {event.id}: statistics without a table")
     about = (Statistics(db=event.db, table=event.table, partition=name),)
     return Decoded(change=kinds.SetStatistics(db=event.db, table=event.table, statistics=about, whole=False))
 

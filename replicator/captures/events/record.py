@@ -453,7 +453,7 @@ def _check_fields(obj: Database | Table | Partition | Function, place: str) -> N
     storage = obj.storage if isinstance(obj, Table | Partition) else None
     for value in (obj, storage, storage.serde if storage else None):
         if value is not None and value.extra and not HOMES[type(value)].isdisjoint(value.extra):
-            raise foreign(place, "the fields", sorted(value.extra), "have a home of their own")
+            raise foreign(place, "the fields", sorted(value.extra), "are stored in fields of their own")
 
 
 @lru_cache(maxsize=1024)  # most records of a file are about few tables; exceptions are not cached

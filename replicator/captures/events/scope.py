@@ -84,9 +84,9 @@ class Patterns:
         unknown = found.unknown_keys([key.name for key in table.partition_keys]) if found else []
         if found and unknown:
             raise UsageError(
-                f"the filter {found.text!r} of {table.db}.{table.name} asks for {', '.join(unknown)}, which is no "
-                "partition key of it",
-                hint="mend the filter, or leave it out; nothing of the table can be told to be wanted or not",
+                f"the filter {found.text!r} of {table.db}.{table.name} uses {', '.join(unknown)}: not partition keys "
+                "of the table",
+                hint="fix the filter, or remove it; with it, the partitions to replicate cannot be determined",
             )
         return found
 
@@ -103,7 +103,7 @@ def _compile(text: str) -> re.Pattern[str]:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:
         raise UsageError(
-            f"not a regular expression: {text!r}: {error}", hint="patterns match whole table names, e.g. 'sales_.*'"
+            f"not a regular expression: {text!r}: {error}", hint="patterns match complete table names, e.g. 'sales_.*'"
         ) from error
 
 
@@ -276,7 +276,7 @@ class UnreadEvents:
         """Returns the first events by name and, if there are more, the counts of all types."""
         if len(self) <= NAMED:
             return list(self.first)
-        return [*self.first, f"in all: {', '.join(f'{count:,} {kind}' for kind, count in self.kinds.most_common())}"]
+        return [*self.first, f"in total: {', '.join(f'{count:,} {kind}' for kind, count in self.kinds.most_common())}"]
 
 
 # ---- reach -----------------------------------------------------------------------------------------------------------

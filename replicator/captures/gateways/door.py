@@ -115,7 +115,7 @@ class Channel:
                 (self._left,) = _LENGTH.unpack_from(self._wire)
                 del self._wire[: _LENGTH.size]
                 if not self._streams and self._left > LARGEST_WRAPPED:
-                    raise FrameError(f"a frame of {self._left} bytes, more than {LARGEST_WRAPPED}")
+                    raise FrameError(f"a frame of {self._left} bytes exceeds the limit of {LARGEST_WRAPPED}")
             if self._streams:
                 size = min(self._left, len(self._wire))
                 self._plain += self._wire[:size]
@@ -211,10 +211,10 @@ def _negotiate(wire: _Wire, proofs: Mapping[str, Proof]) -> Admitted:
     try:
         status, mechanism = read_message(wire.read)
         if status is not Status.START:
-            raise NotAdmitted(f"the SASL negotiation begins with {status.name}")
+            raise NotAdmitted(f"the SASL negotiation begins with {status.name} instead of START")
         name, first = mechanism.decode(errors="replace"), wire.answer()
         if name not in proofs:
-            raise NotAdmitted(f"the gateway takes {' and '.join(proofs)}, not {name[:40]!r}")
+            raise NotAdmitted(f"the gateway accepts {' and '.join(proofs)}, not {name[:40]!r}")
         user, layer = proofs[name].accept(wire.exchange, first)
         wire.send(message(Status.COMPLETE))
     except FrameError as error:
@@ -242,12 +242,12 @@ class _Wire:
             self._wait(select.POLLIN)
             more = self.connection.recv(LOOKED_AT, socket.MSG_PEEK)
             if len(more) == len(begin):
-                raise NotAdmitted("" if not more else "went away after its first byte")
+                raise NotAdmitted("" if not more else "disconnected after its first byte")
             begin = more
         if not speaks(begin):
-            with_words = in_their_words(begin, f"{wanted}, and the client spoke something else")
+            with_words = in_their_words(begin, f"{wanted}, but the client uses another protocol")
             self.farewell(with_words)
-            raise NotAdmitted(f"{wanted}; it speaks something else")
+            raise NotAdmitted(f"{wanted}; the client uses another protocol")
 
     def secure(self, context: ssl.SSLContext) -> None:
         """Performs the TLS handshake. Raises NotAdmitted if it fails; the client is notified by an alert."""
@@ -266,7 +266,7 @@ class _Wire:
         """Returns the client's next message. Raises NotAdmitted if the client aborts."""
         status, said = read_message(self.read)
         if status not in (Status.OK, Status.COMPLETE):
-            raise NotAdmitted(f"the client gave up: {said.decode(errors='replace')[:200]}")
+            raise NotAdmitted(f"the client aborted: {said.decode(errors='replace')[:200]}")
         return said
 
     def read(self, size: int) -> bytes:
@@ -274,7 +274,7 @@ class _Wire:
         while len(data) < size:
             more = self._patiently(partial(self.connection.recv, size - len(data)))
             if not more:
-                raise FrameError("went away during the handshake")
+                raise FrameError("disconnected during the handshake")
             data += more
         return data
 
@@ -313,7 +313,7 @@ class _Wire:
         if self._stopping in ready:
             raise NotAdmitted("")
         if not ready:
-            raise NotAdmitted("the handshake was not complete in time")
+            raise NotAdmitted("the handshake was not completed in time")
 
 
 # ---- acceptor --------------------------------------------------------------------------------------------------------
@@ -337,17 +337,19 @@ class KerberosProof:
         if gssapi is None:
             raise UsageError("Kerberos needs the gssapi package", hint="pip install 'replicator[kerberos]'")
         if not os.access(keytab, os.R_OK):
-            raise UsageError(f"keytab {keytab} cannot be read", hint="check its path and rights")
+            raise UsageError(f"keytab {keytab} cannot be read", hint="check its path and permissions")
         name, _, realm = principal.rpartition("@")
         if "/" not in name or not realm:
-            raise UsageError(f"principal {principal!r} is none of a service", hint="write hive/host.example.com@REALM")
+            raise UsageError(
+                f"principal {principal!r} is not a service principal", hint="write hive/host.example.com@REALM"
+            )
         self._names = names
         self._offered = sum(each for each in Quality if each >= LEAST_QUALITY[least])
         self._principal, self._keytab = principal, keytab
         try:
             self._credentials = self._acquire()
         except MetastoreError as error:
-            raise UsageError(error.message, hint=f"klist -k {keytab} shows what the keytab has") from error
+            raise UsageError(error.message, hint=f"`klist -k {keytab}` lists the keys of the keytab") from error
 
     def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
         """Authenticates a client. See `door.Proof`."""
@@ -362,7 +364,7 @@ class KerberosProof:
         while not context.complete:  # an error of the step is raised here
             token = context.step(exchange(token or b""))
         if token and exchange(token):
-            raise NotAdmitted("the SASL negotiation is out of step")
+            raise NotAdmitted("the SASL negotiation is out of sequence")
         offer = bytes([self._offered]) + (LARGEST if self._offered > 1 else 0).to_bytes(3, "big")
         chosen = bytes(context.unwrap(exchange(bytes(context.wrap(offer, False).message))).message)
         quality = _quality(chosen, self._offered)
@@ -387,7 +389,7 @@ def _quality(chosen: bytes, offered: int) -> Quality:
     try:
         quality = Quality(chosen[0])
     except (IndexError, ValueError):
-        raise NotAdmitted("no layer of SASL was chosen") from None
+        raise NotAdmitted("the client chose no SASL security layer") from None
     if len(chosen) < 4 or not quality & offered:
         raise NotAdmitted(f"the protection {quality.name.lower()} is not offered")
     return quality

@@ -59,13 +59,13 @@ def refusal_of(journal: Journal, upstream: Upstream) -> str:
     """Returns the reason why a journal must not be followed; "" if it names known locations only. Raises
     MetastoreError, and the errors of `resolved` for a location that cannot be accessed."""
     if journal.about.keys() - {"partitions", "emptied"}:
-        return f"it says more than a gateway does: {sorted(journal.about)}"
+        return f"it has fields that no gateway writes: {sorted(journal.about)}"
     around = [resolved(place) for place in _around(journal, upstream)]
     exact = [resolved(place) for place in _of_tables(journal, upstream)]
     for place in dict.fromkeys(source.place for source in journal.sources):
         real = _resolved(place)
         if not any(is_within(real, each) for each in exact) and not any(_below(real, each) for each in around):
-            return f"{place} is no place of {journal.db}.{journal.table or '*'}, and not in the warehouse"
+            return f"{place} is not a location of {journal.db}.{journal.table or '*'}, and not in the warehouse"
     for place in map(str, journal.about.get("emptied", ())):
         if not any(is_within(_resolved(place), each) for each in (*around, *exact)):
             return f"{place} is not in the warehouse"
@@ -237,7 +237,7 @@ class Drops:
         for intercept in list(self._undecided.values()):
             journal = intercept.journal
             if journal.db == drop.db and (not drop.table or not journal.table or journal.table == drop.table):
-                raise Error(f"{journal.call} of {journal.db}.{journal.table} before it is not decided yet: try again")
+                raise Error(f"an earlier {journal.call} of {journal.db}.{journal.table} is not decided yet: try again")
 
     # ---- the call, and what became of it --------------------------------------------------------------------------
 
@@ -258,13 +258,15 @@ class Drops:
         try:
             happened = self._decide(intercept, reply, began if lost else None)
         except Exception as error:
-            log.error("%s of %s.%s: %s; tried again later", drop.call, drop.db, drop.table, _said(error))
+            log.error("%s of %s.%s: %s; will be tried again later", drop.call, drop.db, drop.table, _said(error))
             self._leave(intercept)
             happened = reply.succeeded or bool(intercept.journal.events)
         if happened:
             self._counts.add(files=files, bytes=size)
         if lost is not None:
-            return self._refuse(header, f"{drop.call}: the metastore went away: {lost}; {_state(intercept, happened)}")
+            return self._refuse(
+                header, f"{drop.call}: the connection to the metastore was lost: {lost}; {_state(intercept, happened)}"
+            )
         return reply.data
 
     def _decide(self, intercept: Intercept, reply: Reply, lost_since: float | None) -> bool:
@@ -371,7 +373,7 @@ def _said(error: Exception) -> str:
 
 def _state(intercept: Intercept, happened: bool) -> str:
     if intercept.open:
-        return "it is not known whether the drop happened; the files are in $cmroot until it is"
+        return "it is not known whether the drop happened; the files remain in $cmroot until it is"
     return "the drop happened, and the files are kept" if happened else "nothing was dropped"
 
 
@@ -382,7 +384,7 @@ def _tidy(about: Mapping[str, Any]) -> None:
         try:
             remove_if_empty(place)
         except (Error, OSError) as error:  # the drop has happened, and its data is retained
-            log.warning("an emptied directory stays: %s", _said(error))
+            log.warning("an emptied directory remains: %s", _said(error))
 
 
 class _Locks:

@@ -23,7 +23,7 @@ _RULE = re.compile(
 )
 _NESTED = re.compile(r"\[[^\]]*(?:\[|&&)")
 _WHERE = re.compile(r"\$(\d)")
-_HINT = "write the value of hadoop.security.auth_to_local: RULE:[1:$1@$0](.*@REALM)s/@.*// or DEFAULT, one a line"
+_HINT = "write the value of hadoop.security.auth_to_local: RULE:[1:$1@$0](.*@REALM)s/@.*// or DEFAULT, one per line"
 
 
 class NoLocalUser(Exception):
@@ -57,14 +57,14 @@ class LocalNames:
         """Returns the user by the first rule that matches. Raises NoLocalUser."""
         parts = _PRINCIPAL.fullmatch(principal)
         if parts is None or "\\" in principal or parts[1] == "WELLKNOWN":
-            raise NoLocalUser(f"{principal} is nobody's principal")
+            raise NoLocalUser(f"{principal} is not the principal of a user")
         if parts[3] not in self.realms:
-            raise NoLocalUser(f"{principal} is of another realm than {', '.join(sorted(self.realms))}")
+            raise NoLocalUser(f"the realm of {principal} is not one of {', '.join(sorted(self.realms))}")
         user = self._first(parts) if self.rules else parts[1]
         if user is None:
-            raise NoLocalUser(f"{principal} has no rule in auth_to_local of [gateway]")
+            raise NoLocalUser(f"no rule of auth_to_local in [gateway] matches {principal}")
         if not _USER.fullmatch(user):
-            raise NoLocalUser(f"{principal} becomes {user[:100]!r}, which is no user's name")
+            raise NoLocalUser(f"{principal} maps to {user[:100]!r}, which is not a valid user name")
         return user
 
     def named(self, name: str) -> str:
@@ -108,7 +108,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
         rules.append(_rule(found))
         at = found.end()
     if not rules:
-        raise ConfigError("gateway.auth_to_local: no rule", hint=_HINT)
+        raise ConfigError("gateway.auth_to_local: contains no rule", hint=_HINT)
     return tuple(rules)
 
 
@@ -117,16 +117,16 @@ def _rule(found: re.Match[str]) -> Rule:
         return Rule(True)
     parts, what = int(found["parts"]), found[0].strip()
     if any(int(number) > parts for number in _WHERE.findall(found["format"])):
-        raise ConfigError(f"gateway.auth_to_local: {what}: it has {parts} parts", hint=_HINT)
+        raise ConfigError(f"gateway.auth_to_local: {what}: its principal has only {parts} parts", hint=_HINT)
     if "$" in (found["new"] or "") or "\\" in (found["new"] or ""):
-        raise ConfigError(f"gateway.auth_to_local: {what}: groups in a replacement are not understood", hint=_HINT)
+        raise ConfigError(f"gateway.auth_to_local: {what}: groups in a replacement are not supported", hint=_HINT)
     match, old = (None if each is None else _pattern(each, what) for each in (found["match"], found["old"]))
     return Rule(False, parts, found["format"], match, old, found["new"] or "", bool(found["all"]), bool(found["lower"]))
 
 
 def _pattern(text: str, rule: str) -> re.Pattern[str]:
     if _NESTED.search(text):
-        raise ConfigError(f"gateway.auth_to_local: {rule}: sets within sets are not understood", hint=_HINT)
+        raise ConfigError(f"gateway.auth_to_local: {rule}: nested character sets are not supported", hint=_HINT)
     try:
         return re.compile(text, re.ASCII)
     except re.error as error:

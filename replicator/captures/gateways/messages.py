@@ -93,7 +93,7 @@ def parse_header(data: bytes | bytearray) -> MessageHeader | None:
     kind = data[3]
     (length,) = _int(data[4:8])
     if not CALL <= kind <= ONEWAY or not 0 <= length <= NAME_LIMIT:
-        raise Garbage("not a message of the binary protocol: no such kind, or no such name")
+        raise Garbage("not a message of the binary protocol: invalid kind or name")
     if len(data) < 12 + length:
         return None
     try:
@@ -138,13 +138,13 @@ def _read_value(read: Read, kind: int, depth: int) -> Any:
             least(key), least(value)
         pairs = [(_read_value(read, key, depth + 1), _read_value(read, value, depth + 1)) for _ in range(count)]
         return Mapped(key, value, tuple(pairs))
-    raise Garbage(f"there is no type {kind}")
+    raise Garbage(f"unknown type {kind}")
 
 
 def _length(read: Read, limit: int) -> int:
     (length,) = _int(read(4))
     if not 0 <= length <= limit:
-        raise Garbage(f"a length of {length}")
+        raise Garbage(f"invalid length {length}")
     return int(length)
 
 
@@ -152,7 +152,7 @@ def least(kind: int) -> int:
     """Returns the minimum size of a value in bytes. Raises Garbage for a type that does not exist."""
     found = _LISTED_AS.get(kind)
     if found is None:
-        raise Garbage(f"there is no type {kind}")
+        raise Garbage(f"unknown type {kind}")
     return found
 
 
@@ -335,10 +335,10 @@ def understand(name: str, arguments: Fields, default: str = DEFAULT_CATALOG) -> 
     fields = _inside(shape, arguments)
     catalogs, db = _database(text(fields, shape.db) or "", text(fields, shape.catalog) if shape.catalog else None)
     if other := ", ".join(sorted(catalogs - {default})):
-        raise NotUnderstood(f"{name} in the catalog {other}: only that of the name {default} is protected")
+        raise NotUnderstood(f"{name} in catalog {other}: only catalog {default} is protected")
     table = (text(fields, shape.table) or "").strip().lower() if shape.table else ""
     if not db or (shape.table and not table):
-        raise NotUnderstood(f"{name} names no {'table' if db else 'database'}")
+        raise NotUnderstood(f"{name} does not name a {'table' if db else 'database'}")
     drop = Drop(
         name, shape.kind, db, table, _deletes(shape, fields), bool(shape.cascade and flag(fields, shape.cascade))
     )
@@ -349,7 +349,7 @@ def _refuse_ambiguous(name: str, fields: Fields) -> None:
     """Raises NotUnderstood for ambiguous fields. If a field occurs twice, the server uses the last one. It reads a list
     or a map as declared, in these calls as texts and structs, regardless of the types sent before it."""
     if len({field.id for field in fields}) < len(fields):
-        raise NotUnderstood(f"{name} says something twice")
+        raise NotUnderstood(f"{name} contains a field twice")
     for field in fields:
         _refuse_ambiguous_value(name, field.type, field.value)
 
@@ -359,11 +359,11 @@ def _refuse_ambiguous_value(name: str, kind: int, value: Any) -> None:
         _refuse_ambiguous(name, value)
     elif isinstance(value, ListValue):
         if value.items and value.type not in (STRING, STRUCT):
-            raise NotUnderstood(f"{name} has a list of neither texts nor structs")
+            raise NotUnderstood(f"{name} contains a list of neither strings nor structs")
         for item in value.items:
             _refuse_ambiguous_value(name, value.type, item)
     elif isinstance(value, Mapped) and value.items and (value.key_type, value.value_type) != (STRING, STRING):
-        raise NotUnderstood(f"{name} has a map of something else than texts")
+        raise NotUnderstood(f"{name} contains a map of other types than strings")
 
 
 def without_deletion(header: MessageHeader, arguments: Fields) -> bytes:
@@ -406,14 +406,14 @@ def _with_selection(drop: Drop, shape: _Shape, fields: Fields) -> Drop:
     if shape.kind == "truncate":
         names = texts(fields, shape.names)
         if names is None and any(field.id == shape.names for field in fields):
-            raise NotUnderstood(f"{drop.call} does not say which partitions in a way that this release knows")
+            raise NotUnderstood(f"{drop.call} does not name its partitions in a way that this release knows")
         return replace(drop, names=None if names is None else tuple(names))
     if shape.kind != "partitions":
         return drop
     if shape.parts:
         parts = find(fields, shape.parts, STRUCT) or ()
         if len(parts) > 1:  # a union, of which the server reads one member, and the following bytes as something else
-            raise NotUnderstood(f"{drop.call} says in two ways which partitions")
+            raise NotUnderstood(f"{drop.call} names its partitions in two ways")
         names, listed = texts(parts, 1), find(parts, 2, LIST)
         if names is not None:
             return replace(drop, names=tuple(names))
@@ -426,7 +426,7 @@ def _with_selection(drop: Drop, shape: _Shape, fields: Fields) -> Drop:
         name = text(fields, shape.name) if shape.name else None
         if values or name:
             return replace(drop, values=tuple(values) if values else None, name=name or None)
-    raise NotUnderstood(f"{drop.call} does not say which partitions in a way that this release knows")
+    raise NotUnderstood(f"{drop.call} does not name its partitions in a way that this release knows")
 
 
 def _properties(fields: Fields, number: int) -> dict[str, str]:

@@ -59,10 +59,10 @@ TOKENS = frozenset({"get_delegation_token", "renew_delegation_token", "cancel_de
 _META = 1  # the field of MetaException in the results of these calls
 
 NO_TOKENS = (
-    "the gateway gives no delegation tokens to this client: that takes token_key in [gateway] and a Kerberos ticket; "
-    "one of the metastore is not valid here"
+    "the gateway issues no delegation tokens to this client: this requires token_key in [gateway] and a Kerberos "
+    "ticket; a token of the metastore is not valid here"
 )
-UNNAMED = "the client has not said who it is: its first call must be set_ugi (hive.metastore.execute.setugi)"
+UNNAMED = "the client has not identified itself: its first call must be set_ugi (hive.metastore.execute.setugi)"
 
 
 def claimed(arguments: Fields) -> str:
@@ -107,7 +107,9 @@ VALUES_LIMIT = 250_000  # of such a call: each requires some hundred bytes of me
 LARGE, MANY = 256 * 1024, 5000  # bytes or values beyond which a call waits for one of LARGE_AT_ONCE permits
 LARGE_AT_ONCE = 8
 NAMES = MethodNames(HIDDEN)
-UNKNOWN = "may delete data, and the gateway does not know how; if it is harmless, start it with --pass-unknown-drops"
+UNKNOWN = (
+    "may delete data in a way unknown to the gateway; if it is harmless, start the gateway with --pass-unknown-drops"
+)
 
 log = logging.getLogger(__name__)
 log.addFilter(one_line)
@@ -260,7 +262,7 @@ class Connection:
             self._lost("no answer in time")
         if self._call is None and not self._pending:
             raise _Closed("sent nothing")
-        raise _Closed("did not send the whole of a call in time")
+        raise _Closed("did not send a complete call in time")
 
     def _receive(self) -> bool:
         """Reads from the client; the rest of a call is forwarded at once. Returns False if it has disconnected."""
@@ -283,14 +285,14 @@ class Connection:
                 self._too_slow()
             size = self._client.receive_into(self._buffer)
         if not size:
-            raise _Closed("went away in the middle of a call")
+            raise _Closed("disconnected in the middle of a call")
         self._pending += self._view[:size]
 
     def _parse(self) -> MessageHeader | None:
         try:
             header = parse_header(self._pending)
             if header is not None and header.kind not in (CALL, ONEWAY):
-                raise Garbage("an answer where a call should be")
+                raise Garbage("an answer instead of a call")
             return header
         except Garbage as error:
             first = self._call is None
@@ -306,7 +308,7 @@ class Connection:
         elif self._service.metastore.needs_user and self._user is None:
             self._refuse_call(header, INTERNAL_ERROR, f"is refused: {UNNAMED}")
         elif handled == "refuse":
-            self._refuse_call(header, INTERNAL_ERROR, "deletes what the gateway cannot protect")
+            self._refuse_call(header, INTERNAL_ERROR, "deletes data that the gateway cannot protect")
         elif handled == "unknown" and not self._service.pass_unknown:
             self._refuse_call(header, UNKNOWN_METHOD, UNKNOWN)
         elif handled == "intercept":
@@ -346,7 +348,7 @@ class Connection:
             answer = self._service.drops.run(header, arguments, lambda message: upstream.ask(header, message))
             self._answer(answer)
         except UpstreamLost as error:
-            message = f"the metastore went away during {header.name}: {error}"
+            message = f"the connection to the metastore was lost during {header.name}: {error}"
             raise refusals.Refused(refusal(header, message), message) from error
         finally:
             self._place.leave()

@@ -105,12 +105,12 @@ class Tokens:
             identifier = base64.b64decode(username, validate=True)
             found = _read(identifier)
         except (ValueError, IndexError, binascii.Error):
-            raise TokenRefused("what the client gives is no delegation token") from None
+            raise TokenRefused("the client's token is not a delegation token") from None
         with self._lock:
             cancelled = identifier in self._cancelled
         if cancelled or found.until < self._clock():
             raise TokenRefused(
-                f"the delegation token of {found.owner} {'was cancelled' if cancelled else 'has run out'}"
+                f"the delegation token of {found.owner} {'was cancelled' if cancelled else 'has expired'}"
             )
         return found.owner, base64.b64encode(self._password(identifier)).decode()
 
@@ -121,9 +121,9 @@ class Tokens:
             signature, _ = counted(rest)
             found = _read(identifier)
         except (ValueError, IndexError, binascii.Error):
-            raise TokenRefused("this is no delegation token") from None
+            raise TokenRefused("this is not a delegation token") from None
         if not hmac.compare_digest(signature, self._password(identifier)):
-            raise TokenRefused("this delegation token is not of this gateway")
+            raise TokenRefused("this delegation token was not issued by this gateway")
         if user != found.owner and not self._renews(user, found.renewer):
             raise TokenRefused(f"{user} is neither owner nor renewer of the delegation token")
         return found
@@ -156,9 +156,9 @@ class DigestProof:
         expected = {"nonce": nonce, "nc": _COUNT, "realm": REALM, "digest-uri": DIGEST_URI}
         expected |= {"cipher": _CIPHER} if private else {}
         if quality not in self._offered or any(said.get(key) != value for key, value in expected.items()):
-            raise NotAdmitted(f"the client does not answer the challenge; protections: {qualities}")
+            raise NotAdmitted(f"the client's response does not match the challenge; protections: {qualities}")
         if said.get("authzid"):
-            raise NotAdmitted("a delegation token is its owner's")
+            raise NotAdmitted("a delegation token is valid only for its owner")
         try:
             owner, password = self._tokens.password(said.get("username", ""))
         except TokenRefused as error:
@@ -180,7 +180,7 @@ class DigestProof:
 def _read(identifier: bytes) -> Token:
     """Parses a token's identifier. Raises ValueError, IndexError."""
     if identifier[0]:
-        raise ValueError("a version that is not known")
+        raise ValueError("unknown version")
     owner, rest = counted(identifier[1:])
     renewer, rest = counted(rest)
     _, rest = counted(rest)
@@ -336,32 +336,32 @@ def risks(config: GatewayConfig, metastore: MetastoreConfig, host: str) -> Itera
     if proves and not config.authenticates:
         yield (
             "unauthenticated",
-            f"the metastore asks who connects ({metastore.described()}), and the gateway asks nobody",
+            f"the metastore authenticates its clients ({metastore.described()}), but the gateway does not",
             "set principal and keytab, or client_ca, in [gateway]",
         )
     if metastore.auth == "kerberos" and config.authenticates and not config.principal:
         yield (
             "unauthenticated",
-            "the metastore knows its clients by Kerberos, and the gateway by certificates, which name no user",
+            "the metastore identifies its clients by Kerberos, but the gateway by certificates, which name no user",
             "set principal and keytab in [gateway]",
         )
     if _encrypts(metastore) and not config.encrypts and not _is_loopback(host):
         yield (
             "unencrypted",
-            "connections to the metastore are encrypted, and those to the gateway are not",
+            "connections to the metastore are encrypted, but those to the gateway are not",
             'set certificate and key in [gateway], or protection = "privacy" with Kerberos',
         )
     if metastore.auth == "kerberos" and "own-identity" in config.allow:
         yield (
             "own-identity",
             "all clients have the rights of the gateway's own principal at the metastore",
-            'leave "own-identity" out of allow',
+            'remove "own-identity" from allow',
         )
     if shares_identity(metastore):
         yield (
             "own-identity",
             f"the metastore gives all clients the rights of the gateway's own identity ({metastore.described()})",
-            "use Kerberos, where the gateway asks as its client",
+            "use Kerberos, with which the gateway acts as its client",
         )
 
 
@@ -369,7 +369,10 @@ def check_risks(config: GatewayConfig, metastore: MetastoreConfig, host: str) ->
     """Logs risks that are allowed. Raises UsageError for any other one."""
     for risk, what, hint in risks(config, metastore, host):
         if risk not in config.allow:
-            raise UsageError(f"{what}: whoever reaches the gateway would get in", hint=f'{hint}; or allow = ["{risk}"]')
+            raise UsageError(
+                f"{what}: any process that can connect to the gateway would get access",
+                hint=f'{hint}; or allow = ["{risk}"]',
+            )
         log.warning("allowed (%s): %s", risk, what)
 
 

@@ -89,7 +89,7 @@ def opened(
     if upstream.bound_catalog not in (None, upstream.default_catalog):
         raise UsageError(
             f"a gateway protects the server's default catalog {upstream.default_catalog}, not {upstream.bound_catalog}",
-            hint="name a metastore without a catalog of its own",
+            hint="give a metastore without a catalog of its own",
         )
     with contextlib.ExitStack() as lease:
         lease.enter_context(acquire(join(root.place, LEASE), "gateway"))
@@ -266,5 +266,5 @@ def _listen(text: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {text}: {error}", hint="is another program there? choose another"
+            f"cannot listen on {text}: {error}", hint="choose another address if another program listens there"
         ) from error

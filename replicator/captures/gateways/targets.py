@@ -347,7 +347,7 @@ class Extent:
                 if kind == STRING:
                     (size,) = _int(data, at - 4)
                     if not 0 <= size <= STRING_LIMIT:
-                        raise Garbage(f"a length of {size}")
+                        raise Garbage(f"invalid length {size}")
             elif at > end:
                 self._cut = bytes(data[start:])
                 return end
@@ -363,7 +363,7 @@ class Extent:
     def _enter(self, kind: int, data: Bytes, at: int) -> int:
         """Returns the bytes to skip after the head of a container; elements that are not skipped are parsed next."""
         if kind not in _HEADS:
-            raise Garbage(f"there is no type {kind}")
+            raise Garbage(f"unknown type {kind}")
         if len(self._open) > DEPTH_LIMIT:
             raise Garbage("values are nested too deeply")
         if kind == STRUCT:
@@ -375,10 +375,10 @@ class Extent:
         if not count:
             return 0
         if count < 0:
-            raise Garbage(f"a length of {count}")
+            raise Garbage(f"invalid length {count}")
         each = least(first) + (least(second) if kind == MAP else 0)
         if count > STRING_LIMIT // each:
-            raise Garbage(f"a length of {count}")
+            raise Garbage(f"invalid length {count}")
         width = FIXED.get(first, 0)
         if kind != MAP and width:
             self.values += count

@@ -65,7 +65,7 @@ class ServerEnd:
         try:
             size = self._channel.receive_into(buffer)
         except FrameError as error:
-            raise UpstreamLost(f"it answered nonsense: {error}") from error
+            raise UpstreamLost(f"its answer is invalid: {error}") from error
         except OSError as error:
             raise UpstreamLost(said(error)) from error
         if size == 0:
@@ -92,7 +92,7 @@ class ServerEnd:
                     break
                 record += memoryview(buffer)[: self._wait_into(buffer)]
         except Garbage as error:
-            raise UpstreamLost(f"it answered nonsense: {error}") from error
+            raise UpstreamLost(f"its answer is invalid: {error}") from error
         given = replace(answer, sequence=header.sequence).encode() + record[answer.size : at]
         return Reply(given, answer.kind == REPLY and not any(extent.fields))
 
@@ -198,38 +198,38 @@ class Refused(Exception):
 
 def more(header: MessageHeader) -> Refused:
     """Returns the refusal of a second call before the first one was answered."""
-    message = "the gateway takes one call at a time"
+    message = "the gateway accepts one call at a time"
     return Refused(application_error(header, PROTOCOL_ERROR, message), f"sent more before {header.name} was answered")
 
 
 def hidden(header: MessageHeader, name: str) -> Refused:
     """Returns the refusal of a call that a server may read as another one, see `targets.MethodNames`."""
-    message = f"a text in {header.name} is {name}: to the metastore it may be a call that deletes data"
+    message = f"a string in {header.name} is {name}: the metastore may read it as a call that deletes data"
     return Refused(application_error(header, PROTOCOL_ERROR, message), message, counted=True)
 
 
 def garbage(header: MessageHeader | None, error: Garbage) -> Refused:
     """Returns the refusal of a call that cannot be parsed."""
-    message = f"the gateway cannot read this: {error}"
+    message = f"the gateway cannot parse this: {error}"
     where = f" in {header.name}" if header else ""
     return Refused(application_error(header, PROTOCOL_ERROR, message), f"garbage{where}: {error}")
 
 
 def strange(begin: bytes, error: Garbage) -> Refused:
     """Returns the refusal of a connection whose first bytes are not a call, in the protocol that they seem to use."""
-    message = f"the gateway cannot read this: {error}{guess(begin[:LOOKED_AT])}"
+    message = f"the gateway cannot parse this: {error}{guess(begin[:LOOKED_AT])}"
     answer = in_their_words(begin[:LOOKED_AT], message) or application_error(None, PROTOCOL_ERROR, message)
     return Refused(answer, f"garbage: {message}")
 
 
 def large(header: MessageHeader, why: str) -> Refused:
-    message = f"{header.name} is too large to be read whole: {why}; nothing was dropped: name fewer partitions"
+    message = f"{header.name} is too large to be read completely: {why}; nothing was dropped: name fewer partitions"
     return Refused(refusal(header, message), message, counted=True)
 
 
 def lost(header: MessageHeader, reason: str) -> Refused:
     """Returns the refusal after the metastore was lost during a forwarded call."""
-    message = f"the metastore went away during {header.name}: {reason}"
+    message = f"the connection to the metastore was lost during {header.name}: {reason}"
     return Refused(application_error(header, INTERNAL_ERROR, message), message)
 
 

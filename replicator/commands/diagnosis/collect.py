@@ -132,7 +132,7 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
 
 
 def _there(path: Path) -> Refused:
-    return Refused(f"{path} is there already", hint="choose another --out, or give --overwrite")
+    return Refused(f"{path} already exists", hint="choose another --out, or give --overwrite")
 
 
 # ---- machine ---------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def _add_settings(bundle: Bundle, subject: Subject, env: Mapping[str, str]) -> N
         and subject.broken is None
         and subject.config == Config(looked_for=subject.config.looked_for)
     ):
-        bundle.lack("configuration", f"there is none: {subject.config.looked_for}")
+        bundle.lack("configuration", f"not found: {subject.config.looked_for}")
     bundle.add("configuration.json", lambda: settings(subject.config, subject.file, bundle.mask, env))
     bundle.add("environment.json", lambda: environment(bundle.mask, env))
 
@@ -334,7 +334,7 @@ def _add_policy(bundle: Bundle, policy: Policy, config: Config) -> str:
         bundle.lack(f"{begin}/lag.json", f"the {side} does not answer: {why}")
     memory = bundle.add(f"{begin}/memory.json", lambda: _memory(policy))
     for damaged in (memory or {}).get("damaged", []):
-        bundle.lack(f"{begin}/memory.json", f"{damaged} cannot be understood")
+        bundle.lack(f"{begin}/memory.json", f"{damaged} cannot be parsed")
     if checked is None:
         return "unknown"
     for finding in checked.findings:
@@ -402,12 +402,12 @@ def _end(log: Path) -> str:
 
 def _about(bundle: Bundle, now: float) -> str:
     lines = [
-        f"A diagnosis of replicator, made {datetime.fromtimestamp(now, UTC).isoformat(timespec='seconds')}.",
-        "Secrets are masked (***). It has names of hosts, databases, tables and files: read it before it is sent.",
+        f"A diagnosis of replicator, created {datetime.fromtimestamp(now, UTC).isoformat(timespec='seconds')}.",
+        "Secrets are masked (***). It names hosts, databases, tables and files: read it before you send it.",
         "",
         *(f"{name}  {len(data)} bytes" for name, data in sorted(bundle.parts.items())),
         "",
-        "Not in it:" if bundle.missing else "Nothing is missing.",
+        "Not included:" if bundle.missing else "Nothing is missing.",
         *(f"- {each.part}: {each.error}" for each in bundle.missing),
     ]
     return "\n".join(lines) + "\n"

@@ -94,14 +94,15 @@ def publish_days(
         except (CommitOutcomeUnknown, ObjectExists, ObjectNotFound):
             continue  # the next attempt reads the outcome
     raise CommitOutcomeUnknown(
-        f"{'.'.join(request.target)}: changes that nobody answers", hint="it is tried again when the metastore answers"
+        f"{'.'.join(request.target)}: the metastore does not confirm changes",
+        hint="it is retried when the metastore responds",
     )
 
 
 def _refuse_other_keys(table: Table) -> None:
     if [key.name for key in table.partition_keys] != [DAY_KEY.name]:
         raise SchemaRefused(
-            f"{table.db}.{table.name} was not landed by days", hint="drop it, or ask in the mode in which it was landed"
+            f"{table.db}.{table.name} was not landed by day", hint="drop it, or request the mode in which it was landed"
         )
 
 
@@ -128,7 +129,7 @@ def _settle_partitions(metastore: Metastore, request: Request, landed: Landed, d
     mine = (landed.job, landed.fence)
     if late := [day for day, by in there.items() if by > mine]:
         raise Overtaken(
-            f"{db}.{name}: day {late[0]} was published by job {there[late[0]][0]} already", hint="nothing is lost"
+            f"{db}.{name}: day {late[0]} was already published by job {there[late[0]][0]}", hint="nothing is lost"
         )
     new, moved = list[Partition](), list[Partition]()
     for day, digest in days.items():
@@ -191,14 +192,14 @@ def _opened(work: Work) -> _Drop:
     appends = work.request.mode == "append"
     if appends and description.days is None:
         raise RowsRefused(
-            f"{directory}: files are appended by day, and the description has no days", hint="ask with mode overwrite"
+            f"{directory}: files are appended by day, but the description has no days", hint="request mode overwrite"
         )
     table = landing_of(work.metastore, work.asset, work.request) if appends else None
     landed = landed_days(work.metastore, table) if appends else None
     now = datetime.now(UTC)
     listing = listing_of(directory, description, now, landed)
     if not appends and not listing.names:
-        raise RowsRefused(f"{directory} has no files to land", hint="an empty directory is more often a failed export")
+        raise RowsRefused(f"{directory} has no files to land", hint="an empty directory is usually a failed export")
     return _Drop(now, directory, description, listing, landed)
 
 
@@ -214,7 +215,7 @@ def copy_files(work: Work) -> Facts:
     except Exception as error:
         raise source_error(error, work.request.source, of_files=True) from None
     if listing_of(drop.directory, drop.description, drop.now, drop.landed).digest != drop.listing.digest:
-        raise SourceChanged(f"{drop.directory}: files came or changed while they were read", hint="it is tried again")
+        raise SourceChanged(f"{drop.directory}: files were added or changed while they were read", hint="it is retried")
     return {**found, "copy_seconds": round(time.time() - began, 3)}
 
 
@@ -222,7 +223,7 @@ def _nothing(work: Work, drop: _Drop) -> Facts:
     """Returns the facts of a copy without new days. (Without a table the columns are unknown.)"""
     table = landing_of(work.metastore, work.asset, work.request)
     if table is None or table.storage is None:
-        hint = "a day is closed when it is over, and its lateness"
+        hint = "a day is closed when its lateness has passed after its end"
         raise RowsRefused(f"{drop.directory}: no day is closed yet", hint=hint)
     columns = [[column.name, column.type] for column in table.storage.columns]
     place = work.directory("in" if work.settles else "v")
@@ -237,14 +238,15 @@ def _copied(work: Work, drop: _Drop) -> Facts:
     rows = rows_of(work.session, drop.directory, drop.paths, drop.description, _avro(work, drop.description))
     if (seen := len(rows.inputFiles())) != len(drop.listing.names):
         raise SourceChanged(
-            f"{drop.directory} had {len(drop.listing.names):,} files, and then {seen:,}", hint="it is tried again"
+            f"{drop.directory} had {len(drop.listing.names):,} files when listed, {seen:,} when read",
+            hint="it is retried",
         )
     also = (DAY,) if drop.is_by_day else ()
     parts = parts_of(rows.drop(*also).schema.jsonValue())
     nested = len(parts) > 1
     _refuse_names(parts, nested, also)
     if nested and work.request.mode == "merge":
-        raise RowsRefused(f"{drop.directory}: nested rows cannot be merged", hint="ask with mode overwrite")
+        raise RowsRefused(f"{drop.directory}: nested rows cannot be merged", hint="request mode overwrite")
     listing = drop.listing
     engine = work.engines.for_work(len(listing.names), listing.bytes)
     figures = file_figures(engine, drop.directory, listing.names, drop.description, parts)
@@ -352,15 +354,15 @@ def written(rows: Any, format_: Format, directory: str, facts: Facts) -> None:
     found = (name_of(child.path) for child in Place(directory).children() if child.is_directory)
     days = {name for name in found if name.startswith(f"{DAY}=")}
     if strange := days - {f"{DAY}={day}" for day in facts["days"]}:
-        told = f"{min(strange)} was written, and is none of the days that are landed"
-        raise CopyDiffers(told, hint="it is copied again; look for directories of days within each other")
+        told = f"{min(strange)} was written, but is not one of the days to land"
+        raise CopyDiffers(told, hint="it is copied again; check for nested directories of days")
 
 
 def _refuse_names(parts: Sequence[Part], nested: bool, also: Sequence[str]) -> None:
     for part in parts:
         names = {each.name.lower() for each in part.columns}
         if taken := names & {*(_OWN if nested else ()), *also}:
-            raise TypeRefused(f"column {min(taken)}: has the name of a column of ours", hint="write it by another name")
+            raise TypeRefused(f"column {min(taken)} has a reserved name", hint="rename it")
 
 
 def _avro(work: Work, description: Description) -> Path | None:

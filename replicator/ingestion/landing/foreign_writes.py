@@ -178,10 +178,10 @@ def _of_database(
 
 def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: JobsOf) -> _Look:
     if table is None or table.storage is None:
-        return _Look(of, ["the table is gone"], [], [])
+        return _Look(of, ["the table no longer exists"], [], [])
     what: list[str] = []
     if table.parameters.get(ASSET) != of.asset:
-        what.append(f"it is no landing table of {of.asset} any more")
+        what.append(f"it is no longer a landing table of {of.asset}")
     columns = tuple((column.name, column.type) for column in table.storage.columns)
     if of.columns and columns != of.columns:
         before, now = dict(of.columns), dict(columns)
@@ -190,7 +190,7 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
     given = table.parameters
     is_sealed = of.sealed or SEAL in given or SINCE in given or WRITTEN in given  # else of an earlier release
     if is_sealed and given.get(SEAL) != seal_of(given):
-        what.append("properties by which purge and housekeeping know it changed")
+        what.append("properties that identify it to purge and housekeeping changed")
     modified = [user] if (user := table.parameters.get("last_modified_by")) else []
     about = f"{of.db}.{of.name}"
     if table.is_partitioned:
@@ -200,7 +200,7 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
         wanted = partitions_of(of, jobs(of.target, _number(given.get(SINCE), of.job)))
         if given.get(REMOVE_EXPIRED, "").lower() != "true":  # else housekeeping removes them
             gone = sorted(wanted.keys() - {part.values[0] for part in parts})
-            what += [f"partition {each} is gone" for each in gone[:FEW]]
+            what += [f"partition {each} no longer exists" for each in gone[:FEW]]
         places = list[PlaceTask]()
         for part in parts:
             if part in strange:
@@ -213,7 +213,7 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
     if told:
         return _Look(of, [*what, told], modified, [])
     if marked(table.parameters)[0] != of.job:
-        what.append(f"it says job {marked(table.parameters)[0]}, and job {of.job} has published it last")
+        what.append(f"its properties name job {marked(table.parameters)[0]}, but job {of.job} published it last")
     return _Look(of, what, modified if what else [], [task])
 
 
@@ -230,13 +230,13 @@ def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[str
     writer cannot change; otherwise, also after a purge, as in the properties. says: True if these are required."""
     location = of.location or ""
     if published.location and not _is_published(location, published.location):
-        return f"its rows lie at {location}, not at {published.location}", published
+        return f"its rows are located in {location}, not in {published.location}", published
     purged = name_of(Place(location or "/").parent.text).startswith(SIBLING)
     sizes = written_sizes(of.parameters, purged)
     if not purged and published.files >= 0:
         sizes = published.files, published.bytes
     if sizes is None and says and not purged:
-        return "it does not say any more what was published", published
+        return "its properties no longer describe the publication", published
     files, size = sizes or (-1, -1)
     return "", msgspec.structs.replace(published, location=location, files=files, bytes=size)
 
@@ -250,7 +250,7 @@ def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
     """Returns (table, how its directory differs, or "", owners of files that are newer than the publication)."""
     place = located(task.location) if task.location else None
     if place is None or not place.exists():
-        return task.about, f"{task.location} is gone", ()
+        return task.about, f"{task.location} no longer exists", ()
     files, size, newer = 0, 0, list[str]()
     waiting = [(task.location, child) for child in place.children()]
     while waiting:
@@ -267,7 +267,7 @@ def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
             newer.append(join(above, name))
     if task.files < 0 or (files, size) == (task.files, task.bytes):
         return task.about, "", ()
-    told = f"{task.location} has {files:,} files of {size:,} bytes, and {task.files:,} of {task.bytes:,} were published"
+    told = f"{task.location} has {files:,} files of {size:,} bytes, but {task.files:,} of {task.bytes:,} were published"
     if newer:
         told += f"; newer: {', '.join(map(name_of, newer[:FEW]))}"
     return task.about, told, tuple(sorted({owner for each in newer[:FEW] if (owner := _owner(each))}))

@@ -132,13 +132,13 @@ COLUMNS = (
     Column("actor", "string", "who or what changed the state"),
     Column("mode", "string"),
     Column("state", "string"),
-    Column("step", "string", "the next one"),
+    Column("step", "string", "the next step"),
     Column("rows", "bigint"),
     Column("bytes", "bigint"),
     Column("files", "bigint"),
     Column("splits", "int"),
-    Column("consistent", "boolean", "whether all rows were read at one moment"),
-    Column("erased_rows", "bigint", "rows of erased people, which the source still has"),
+    Column("consistent", "boolean", "whether all rows were read at the same point in time"),
+    Column("erased_rows", "bigint", "rows of erased data subjects, which the source still has"),
     Column("schema_hash", "string"),
     Column("checksum", "string", "of counts and sums of the columns at the source"),
     Column("event_id", "bigint", "the newest event of the metastore after publishing"),
@@ -176,7 +176,9 @@ def _table(metastore: Metastore, directory: str, db: str, name: str) -> Table:
     with suppress(ObjectNotFound):
         found = metastore.table(db, name)
         if LOG not in found.parameters:
-            raise Error(f"{db}.{name} is there, and no log of ingestion", hint="name another one in ingestion.log")
+            raise Error(
+                f"{db}.{name} exists, but is not a log of ingestion", hint="name another table in ingestion.log"
+            )
         return found
     with suppress(ObjectExists):
         metastore.create_database(Database(name=db))
@@ -263,7 +265,7 @@ def principals(consumers: Sequence[str]) -> list[tuple[str, str]]:
     for each in consumers:
         kind, colon, name = each.partition(":")
         if colon and (kind not in _KINDS or not name):
-            raise UsageError(f"{each!r} is no consumer", hint="write a group's name, user:NAME or role:NAME")
+            raise UsageError(f"{each!r} is not a valid consumer", hint="write a group's name, user:NAME or role:NAME")
         found.append((_KINDS[kind], name) if colon else ("GROUP", each))
     return found
 
@@ -278,10 +280,16 @@ def grant(
     if leaving := [each for each in principals(former) if each in readers and each not in wanted]:
         metastore.revoke_select(db, table, leaving, by)
         if kept := [name for kind, name in set(leaving) & metastore.readers(db, table)]:
-            raise GrantMissing(f"{db}.{table}: {', '.join(sorted(kept))} may still read it", hint="look at its server")
+            raise GrantMissing(
+                f"{db}.{table}: SELECT is still granted to {', '.join(sorted(kept))}",
+                hint="check the metastore's server",
+            )
     lacking = [each for each in wanted if each not in readers]
     if lacking:
         metastore.grant_select(db, table, lacking, by)
         if missing := [name for kind, name in set(wanted) - metastore.readers(db, table)]:
-            raise GrantMissing(f"{db}.{table}: {', '.join(sorted(missing))} may not read it", hint="look at its server")
+            raise GrantMissing(
+                f"{db}.{table}: SELECT is not granted to {', '.join(sorted(missing))}",
+                hint="check the metastore's server",
+            )
     return [name for _, name in lacking]

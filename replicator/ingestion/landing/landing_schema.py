@@ -27,7 +27,7 @@ PREFIX = "replicator.ingestion."
 JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES, SINCE, SEAL = (
     PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark", "files", "since", "seal")
 )
-LOAD = Column("landed", "bigint", "the job that brought the rows")
+LOAD = Column("landed", "bigint", "the job that landed the rows")
 """The partition key of a table to which jobs append: a job's rows become visible with its partition, atomically."""
 
 DESCRIPTOR = "dataset.descriptor"
@@ -67,7 +67,7 @@ def landed_columns(found: Sequence[Column]) -> tuple[Column, ...]:
         if name in seen or name == LOAD.name:
             other = seen.get(name, "the landing table's own partition key")
             raise SchemaRefused(
-                f"column {column.name!r} has the name of {other!r}", hint="names differ by more than their case here"
+                f"column {column.name!r} has the same name as {other!r}", hint="names must differ in more than case"
             )
         seen[name] = column.name
     return tuple(Column(column.name.lower(), column.type, column.comment) for column in found)
@@ -91,13 +91,13 @@ def settled_columns(now: Sequence[Column], wanted: Sequence[Column], policy: Sch
     added = [column for column in wanted if column.name not in types]
     if changed or policy == "fail":
         said = [*changed, *(f"{column.name} {column.type} is new" for column in added)]
-        hint = "ask with schema_policy recreate" if changed else "ask with schema_policy add_columns or recreate"
+        hint = "request schema_policy recreate" if changed else "request schema_policy add_columns or recreate"
         raise SchemaRefused(f"the source's columns changed: {'; '.join(said)}", hint=hint)
     return (*now, *added)
 
 
 def _change(name: str, was: str, is_now: str | None) -> str:
-    return f"{name} is gone" if is_now is None else f"{name} was {was} and is {is_now}"
+    return f"{name} no longer exists" if is_now is None else f"{name} was {was} and is {is_now}"
 
 
 def landing_table(
@@ -260,7 +260,7 @@ def _put_back(metastore: Metastore, db: str, table: str, key: Constraint) -> Non
     try:
         metastore.add_constraint(db, table, key)
     except MetastoreError as error:
-        log.warning("%s.%s: its key %s is not there any more: %s", db, table, key.name, error.message)
+        log.warning("%s.%s: its key %s was not restored: %s", db, table, key.name, error.message)
 
 
 def _has_parent(metastore: Metastore, constraint: Constraint) -> bool:
@@ -316,8 +316,8 @@ def landed_until(
     if column == request.watermark.lower():
         return value
     if request.mode == "append":
-        told = f"{table.db}.{table.name} was appended to by {column} so far, not by {request.watermark}"
-        raise RowsRefused(told, hint=f"ask with the watermark {column}, or drop the table")
+        told = f"rows were appended to {table.db}.{table.name} by watermark {column}, not {request.watermark}"
+        raise RowsRefused(told, hint=f"request the watermark {column}, or drop the table")
     return None
 
 
@@ -345,8 +345,8 @@ def window(database: SourceDatabase, table: SourceTable, request: Request, low: 
     name = table.column(request.watermark).name
     if nulls := database.nulls(table, name):
         raise RowsRefused(
-            f"{nulls} rows of {table.schema}.{table.name} have NULL in the watermark {name}: they would never come",
-            hint="choose a column that all rows have, or ask with mode overwrite",
+            f"{nulls} rows of {table.schema}.{table.name} have NULL in the watermark {name}: they would never land",
+            hint="choose a column without NULL, or request mode overwrite",
         )
     after = database.after(table, name, low, same=request.mode == "merge") if low else ""
     high = database.greatest(table, name, after)

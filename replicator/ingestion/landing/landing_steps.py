@@ -85,10 +85,10 @@ def merged(base: Any, increment: Any, key: Sequence[str]) -> Any:
     names = [quoted_name(each.lower()) for each in key]
     null = increment.where(" OR ".join(f"{name} IS NULL" for name in names)).limit(1).count()
     if null:
-        raise RowsRefused(f"rows have NULL in the key ({', '.join(key)})", hint="ask with a key that all rows have")
+        raise RowsRefused(f"rows have NULL in the key ({', '.join(key)})", hint="request a key without NULL")
     keys = increment.selectExpr(f"struct({', '.join(names)}) AS key")
     if keys.groupBy("key").count().where("count > 1").limit(1).count():
-        raise RowsRefused(f"the key ({', '.join(key)}) is not unique at the source", hint="ask with the primary key")
+        raise RowsRefused(f"the key ({', '.join(key)}) is not unique in the source", hint="request the primary key")
     kept = base.join(increment.selectExpr(*names), [each.lower() for each in key], "left_anti")
     return kept.select(*map(quoted_name, base.columns)).unionByName(increment)
 
@@ -102,15 +102,17 @@ def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Colu
     found = {each.name: each.type for each in columns}.get(asset.erasure_column.lower())
     if found is None:
         raise RowsRefused(
-            f"there is no column {asset.erasure_column}, by which the asset's erased people are known",
-            hint="land a table that has it, or give the table to an asset without personal data",
+            f"column {asset.erasure_column}, which identifies the asset's erased data subjects, does not exist",
+            hint="land a table that has it, or move the table to an asset without personal data",
         )
     if not session.catalog.tableExists(quoted_name(db, name)):
-        raise RowsRefused(f"there is no table {table} of erased people", hint="see the asset's erasure_ids")
+        raise RowsRefused(f"table {table} of erased data subjects does not exist", hint="check the asset's erasure_ids")
     people = session.table(quoted_name(db, name))
     fields = [field for field in people.schema.fields if field.name.lower() == column.lower()]
     if not fields:
-        raise RowsRefused(f"{table} has no column {column} of erased people", hint="see the asset's erasure_ids")
+        raise RowsRefused(
+            f"{table} has no column {column} of erased data subjects", hint="check the asset's erasure_ids"
+        )
     value = value_of(fields[0])
     ids = people.selectExpr(f"{value} AS given", f"try_cast({value} AS {scalar_type(found)}) AS id")
     ids = ids.where("given IS NOT NULL").distinct()
@@ -298,15 +300,15 @@ def _arrived(work: Work, facts: Facts, rows: Any, end: str) -> Facts:
     written(rows, work.request.format, location, facts)
     landed = _figures(work, location, facts).rows
     if landed != wanted:
-        raise CopyDiffers(f"{location}: {landed} rows arrived of {wanted}", hint="it is tried again")
+        raise CopyDiffers(f"{location}: {landed} of {wanted} rows arrived", hint="it is retried")
     return {"location": location, "rows": landed, **sizes_of(location)}
 
 
 def refuse_empty_list(work: Work, known: Erased) -> None:
     if not known.ids and work.remembered.get("erasure_ids"):
         raise RowsRefused(
-            f"{work.asset.erasure_ids} had {work.remembered['erasure_ids']} erased people, and has none now",
-            hint="an empty list is more often a failed export; who was erased would come back",
+            f"{work.asset.erasure_ids} had {work.remembered['erasure_ids']} erased data subjects, and has none now",
+            hint="an empty list is usually a failed export; erased data subjects would be restored",
         )
 
 

@@ -127,14 +127,14 @@ def landing_of(metastore: Metastore, asset: Asset, request: Request) -> Table | 
         return None
     if table.parameters.get(ASSET) != asset.name:
         raise ForeignTable(
-            f"{db}.{name} is there, and no landing table of the asset {asset.name}", hint="rename or drop that table"
+            f"{db}.{name} exists, but is not a landing table of asset {asset.name}", hint="rename or drop that table"
         )
     if not _is_of(request, table):
         told = f"{db}.{name} is landed from {table.parameters.get(SOURCE)}, not from {request.place}"
-        raise ForeignTable(told, hint="make a view of another name in the source, or drop that table")
+        raise ForeignTable(told, hint="create a view with another name in the source, or drop that table")
     if table.is_partitioned != (request.mode == "append"):
         had = "was landed by append" if table.is_partitioned else "was not landed by append"
-        raise SchemaRefused(f"{db}.{name} {had}", hint="drop it, or ask in the mode in which it was landed")
+        raise SchemaRefused(f"{db}.{name} {had}", hint="drop it, or request the mode in which it was landed")
     return table
 
 
@@ -154,9 +154,7 @@ def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) 
     appends = request.mode == "append" and request.schema_policy == "recreate"
     policy = "add_columns" if appends else request.schema_policy  # its older partitions have the older columns
     if format_of(table) != request.format and request.mode != "overwrite":
-        raise SchemaRefused(
-            f"{table.db}.{table.name} is in another format than {request.format}", hint="ask with mode overwrite"
-        )
+        raise SchemaRefused(f"{table.db}.{table.name} is not in format {request.format}", hint="request mode overwrite")
     return settled_columns(table.storage.columns, wanted, policy)
 
 
@@ -191,14 +189,15 @@ def publish(metastore: Metastore, asset: Asset, request: Request, landed: Landed
         except (CommitOutcomeUnknown, ObjectExists, ObjectNotFound):
             continue  # the next attempt reads the outcome
     raise CommitOutcomeUnknown(
-        f"{'.'.join(request.target)}: changes that nobody answers", hint="it is tried again when the metastore answers"
+        f"{'.'.join(request.target)}: the metastore does not confirm changes",
+        hint="it is retried when the metastore responds",
     )
 
 
 def _refuse_if_overtaken(there: tuple[int, int], landed: Landed, request: Request) -> None:
     if there > (landed.job, landed.fence):
         raise Overtaken(
-            f"{'.'.join(request.target)}: job {there[0]} (fence {there[1]}) has published already",
+            f"{'.'.join(request.target)}: job {there[0]} (fence {there[1]}) has already published",
             hint="nothing is lost",
         )
 
@@ -209,8 +208,8 @@ def _refuse_other_rows(metastore: Metastore, table: Table | None, request: Reque
     if table is not None and marked(table.parameters)[0] == landed.job:
         return  # these rows are based on those of an earlier claim
     if landed_until(metastore, table, request, landed.columns, landed.job, landed.remembered) != landed.low:
-        told = f"{'.'.join(request.target)} has not the rows any more that it had when these were copied"
-        raise BaseChanged(told, hint="they are copied again")
+        told = f"{'.'.join(request.target)} no longer has the rows that it had when the increment was copied"
+        raise BaseChanged(told, hint="the increment is copied again")
 
 
 def _made(asset: Asset, request: Request, landed: Landed, location: str) -> Table:
@@ -224,7 +223,7 @@ def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, la
     """Switches the table's location to the landed rows; running readers keep the files that they have."""
     assert table.storage is not None
     if request.mode == "merge" and table.location != landed.base:
-        raise BaseChanged(f"{table.db}.{table.name} lies at {table.location} now, not at {landed.base}")
+        raise BaseChanged(f"{table.db}.{table.name} is now located in {table.location}, not in {landed.base}")
     wanted = columns_of(table, landed.columns, request)
     made = msgspec.structs.replace(table, storage=stored_as(request.format, wanted, landed.location))
     said = schema_hash(wanted, request.format, False)
@@ -316,7 +315,7 @@ def _refuse_if_replaced(metastore: Metastore, table: Table, landed: Landed) -> N
     a holder that continues after a pause is too late."""
     later = [name for name in metastore.partition_names(table.db, table.name) if _job_of(name) > landed.job]
     if later:
-        raise Overtaken(f"{table.db}.{table.name}: {max(later, key=_job_of)} is there", hint="nothing is lost")
+        raise Overtaken(f"{table.db}.{table.name}: {max(later, key=_job_of)} already exists", hint="nothing is lost")
 
 
 def _job_of(partition: str) -> int:

@@ -325,7 +325,7 @@ class MySqlDialect:
             return f"x'{data.hex()}'"
         text = data.decode()
         if not _NUMBER.fullmatch(text):
-            raise SourceRefused(f"{text[:80]!r} is no number of the source", hint="choose another column")
+            raise SourceRefused(f"{text[:80]!r} is not a number of the source", hint="choose another column")
         return text
 
     def describe(self, control: Control, schema: str, name: str) -> SourceTable | None:
@@ -402,8 +402,8 @@ class MySqlDialect:
         if base in _BYTES:
             return SourceColumn(name, declared, "binary", nullable, own)
         raise TypeRefused(
-            f"column {name} has the type {declared}, which has no place in the warehouse",
-            hint="land a view that makes a text or a number of it, such as ST_AsText(...)",
+            f"column {name} has the type {declared}, which has no equivalent in the warehouse",
+            hint="land a view that converts it to a text or a number, such as ST_AsText(...)",
         )
 
     def sample(self, table: SourceTable, column: SourceColumn, where: str, *, whole: bool) -> str:

@@ -116,7 +116,7 @@ def alike(columns: tuple[SourceColumn, ...]) -> str:
     seen: dict[str, str] = {}
     for column in columns:
         if (other := seen.setdefault(column.name.lower(), column.name)) != column.name:
-            return f"columns {other} and {column.name} have one name in the warehouse"
+            return f"columns {other} and {column.name} have the same name in the warehouse"
     return ""
 
 
@@ -124,7 +124,7 @@ def comparable(column: SourceColumn) -> SourceColumn:
     """Returns the column. Raises SourceRefused if its values have no order."""
     if not column.compared:
         raise SourceRefused(
-            f"column {column.name} ({column.source_type}) has no order by which rows could be told apart",
+            f"column {column.name} ({column.source_type}) has no order by which rows could be distinguished",
             hint="choose a number, a date, a time or a text",
         )
     return column
@@ -269,14 +269,14 @@ class _Tally:
 
 
 def differences(one: Figures, other: Figures) -> list[str]:
-    """Returns how the second differs from the first, each a sentence that names the column; may be empty."""
-    found = [f"{one.rows:,} rows, and then {other.rows:,}"] if one.rows != other.rows else []
+    """Returns how a copy (`other`) differs from its source, each a sentence that names the column; may be empty."""
+    found = [f"{one.rows:,} rows in the source, {other.rows:,} in the copy"] if one.rows != other.rows else []
     for name in sorted(one.counts.keys() | other.counts.keys()):
         before, after = one.counts.get(name), other.counts.get(name)
         if before != after:
-            found.append(f"column {name}: {_number(before)} values, and then {_number(after)}")
+            found.append(f"column {name}: {_number(before)} values in the source, {_number(after)} in the copy")
         elif one.sums.get(name) != other.sums.get(name):
-            found.append(f"column {name}: the sum {one.sums.get(name)}, and then {other.sums.get(name)}")
+            found.append(f"column {name}: sum {one.sums.get(name)} in the source, {other.sums.get(name)} in the copy")
     return found
 
 

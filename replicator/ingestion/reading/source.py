@@ -61,11 +61,11 @@ class SourceDatabase:
         found = self.dialect.describe(self.control, schema, name)
         if found is None:
             raise SourceMissing(
-                f"source {self.name} has no table {schema}.{name}, or shows it not to its user",
-                hint="check the name, also its letters' case",
+                f"source {self.name} has no table {schema}.{name}, or hides it from its user",
+                hint="check the name, including its case",
             )
         if why := alike(found.columns):
-            raise SourceRefused(f"{schema}.{name}: {why}", hint="land a view that names them otherwise")
+            raise SourceRefused(f"{schema}.{name}: {why}", hint="land a view that renames them")
         return found
 
     def snapshot(self, schema: str, name: str) -> AbstractContextManager[Snapshot]:

@@ -66,16 +66,16 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
 """By the message, where a Spark job has only passed on the text."""
 
 _HINTS: dict[Kind, str] = {
-    "component": "check that the database of [ingestion.sources.{name}] answers; this is tried again",
-    "lock": "this is tried again later; see who holds the lock (pg_locks, SHOW PROCESSLIST)",
-    "user": "check user, password and url of [ingestion.sources.{name}], and what this user may read",
-    "type": "make a view of the table in which the column fits, and request that",
+    "component": "check that the database of [ingestion.sources.{name}] responds; this is retried",
+    "lock": "this is retried later; check which session holds the lock (pg_locks, SHOW PROCESSLIST)",
+    "user": "check user, password and url of [ingestion.sources.{name}], and the privileges of this user",
+    "type": "create a view of the table in which the column fits, and request the view",
 }
 _FILES_HINTS: dict[Kind, str] = {
-    "component": "check that Spark reads the directory of [ingestion.sources.{name}]; this is tried again",
-    "lock": "this is tried again later",
-    "user": "correct the files, or their description; names that differ in case only are one name",
-    "type": "correct the files, or describe the column by another type",
+    "component": "check that Spark can read the directory of [ingestion.sources.{name}]; this is retried",
+    "lock": "this is retried later",
+    "user": "correct the files, or their description; names that differ only in case are equal",
+    "type": "correct the files, or describe the column with another type",
 }
 
 _SQL_ERROR = re.compile(
@@ -220,14 +220,14 @@ class Control:
                 self._connection.rollback()
                 self._connection.setAutoCommit(True)
             except Exception as error:  # the server is gone, and with it the transaction
-                log.info("source %s: a transaction ended by itself: %s", self._name, said(error))
+                log.info("source %s: a transaction ended unexpectedly: %s", self._name, said(error))
 
     def close(self) -> None:
         """Closes the connection, also if the server is gone."""
         try:
             self._connection.close()
         except Exception as error:
-            log.info("source %s: the connection ended by itself: %s", self._name, said(error))
+            log.info("source %s: the connection ended unexpectedly: %s", self._name, said(error))
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
@@ -260,14 +260,14 @@ def connect(
         made = loader.loadClass(driver).newInstance()
     except Exception as error:
         raise ConfigError(
-            f"source {name}: Spark has no class {driver}", hint="give Spark the driver: `spark.jars` of [spark]"
+            f"source {name}: Spark has no class {driver}", hint="add the driver to `spark.jars` of [spark]"
         ) from error
     try:
         connection = made.connect(url, given)
     except Exception as error:
         raise source_error(error, name, secret) from None
     if connection is None:
-        raise ConfigError(f"source {name}: its driver does not know its URL", hint="check url and jar")
+        raise ConfigError(f"source {name}: its driver does not accept its URL", hint="check url and jar")
     return Control(connection, name, secret, patience)
 
 
@@ -314,7 +314,7 @@ def driver_jars(sources: Iterable[SourceConfig], java: Java, env: Mapping[str, s
             continue
         if source.jar:
             if not (given := Path(source.jar).expanduser()).is_file():
-                raise ConfigError(f"the driver {given} of a source is not there", hint="check `jar` of the source")
+                raise ConfigError(f"the driver {given} of a source does not exist", hint="check `jar` of the source")
             wanted[given.absolute()] = None
         else:
             artifact = _ARTIFACTS[source.kind]

@@ -125,7 +125,7 @@ def plan(
                 if isinstance(each, Staying):
                     found.staying.append(each)
                 elif each.item.id in below:
-                    found.staying.append(Staying(each.item, f"{below[each.item.id]} is in it, and is not due yet"))
+                    found.staying.append(Staying(each.item, f"contains {below[each.item.id]}, which is not due yet"))
                 else:
                     wanted[each.removal].append(each)
             judged = remover.look(wanted)
@@ -175,7 +175,7 @@ class Cleaning:
             said = (
                 f"{count_text(removal.files, 'file')}, {count_text(removal.bytes, 'byte')}"
                 if removal.files
-                else "nothing was there"
+                else "no files were found"
             )
             gone = wanted[removal.bare]
             outcomes += [

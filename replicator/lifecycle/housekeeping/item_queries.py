@@ -105,7 +105,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     def conditions(self) -> list[ColumnElement[bool]]:
         """Returns the SQL conditions. Raises UsageError for an unknown state."""
         if self.status and self.status.upper() not in STATES:
-            raise UsageError(f"{self.status!r} is no state of an item", hint=f"states: {', '.join(STATES)}")
+            raise UsageError(f"{self.status!r} is not an item state", hint=f"states: {', '.join(STATES)}")
         lower = {item.c.database_name: self.db, item.c.table_name: self.table}  # as metastores have them: by the index
         found: list[ColumnElement[bool]] = [
             column == value.lower() for column, value in lower.items() if value is not None
@@ -149,7 +149,7 @@ def order_of(sort: Sequence[str]) -> list[ColumnElement[Any]]:
     for text in sort:
         name, _, way = text.partition(",")
         if name not in _SORTED or way.lower() not in ("", "asc", "desc"):
-            raise UsageError(f"items are not sorted by {text!r}", hint=f"NAME or NAME,desc: {', '.join(_SORTED)}")
+            raise UsageError(f"items cannot be sorted by {text!r}", hint=f"NAME or NAME,desc: {', '.join(_SORTED)}")
         found.append(_SORTED[name].desc() if way.lower() == "desc" else _SORTED[name].asc())
     return found
 
@@ -210,7 +210,7 @@ def _change(
         taken = writing.occupied(work, [(one.id, slot) for one in after if (slot := slot_of(one))])
         if taken:
             raise UsageError(
-                f"item {min(taken)} cannot be armed: a newer one of the same object waits",
+                f"item {min(taken)} cannot be armed: a newer item of the same object is waiting",
                 hint="`replicator housekeeping ls` shows it",
             )
         writing.settle_each(work, after)

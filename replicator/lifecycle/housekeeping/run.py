@@ -94,7 +94,7 @@ class Housekeeping(Job[Page, Housekept]):
             due = (ACTIVE_ONLY, item.c.cleanup_timestamp <= self._now, item.c.next_try <= self._now)
             self.done.due = self._items.count(*due)
             if self.done.due:
-                with self.runtime.progress.task("read what the metastore refers to"):
+                with self.runtime.progress.task("read locations in the metastore"):
                     self.live.refresh()
                 self._refuse_excess()
             else:
@@ -138,8 +138,8 @@ class Housekeeping(Job[Page, Housekept]):
             self._outside, self._looked = outside_with_settings(self.metastore, captured), self.runtime.clock()
         if self._outside:
             self.done.warnings.append(
-                f"{', '.join(self._outside)}: tables have properties for housekeeping, but {self.root.place} does not "
-                "capture them, so nothing of theirs is scheduled: name them with --db, or use --all-databases"
+                f"{', '.join(self._outside)}: tables have housekeeping properties, but {self.root.place} does not "
+                "capture them, so none of their data is scheduled: name them with --db, or use --all-databases"
             )
 
     def _plan(self, *, sized: bool) -> Iterator[Page]:
@@ -161,7 +161,7 @@ class Housekeeping(Job[Page, Housekept]):
             refuse_counts(gone, 0, share, self.live.partitions(db, table), f"partitions of {db}.{table}")
         left = self.store.count(ACTIVE_ONLY, (item.c.lifecycle_type == UNREFERENCED) | item.c.detached)
         looked_at = self.live.held(captured_databases(segments(self.root.place))) + left
-        refuse_counts(count, size, limits, max(looked_at, count), "places of the databases that are captured")
+        refuse_counts(count, size, limits, max(looked_at, count), "locations of the captured databases")
 
     def show(self, page: Page) -> None:
         """Adds a page of a rehearsal: the first items by name, all of them to the sums."""
@@ -273,7 +273,7 @@ def alone(cmroot: str, url: str | None) -> Iterator[ItemStore]:
     with ExitStack() as stack:
         store = stack.enter_context(opened(root.place, url))
         store.check()
-        take = functools.partial(acquire, join(root.place, JOB), "change items of housekeeping")
+        take = functools.partial(acquire, join(root.place, JOB), "change housekeeping items")
         stack.enter_context(patiently(take, timedelta(minutes=1)))
         yield store
 

@@ -283,7 +283,7 @@ def _filled(
 def decide(one: Item, facts: ObjectFacts, now: int, min_depth: int) -> Going | Staying:
     """Decides about an item that is due in the store."""
     if depth(one.place) < min_depth:
-        why = f"{one.path} lies {depth(one.place)} deep, and no path above depth {min_depth} is removed"
+        why = f"{one.path} has depth {depth(one.place)}, and no path above depth {min_depth} is removed"
         return Staying(one, why, SKIPPED, _removal(one, "path"))
     if one.detached:
         return Going(one, _removal(one, "path"))
@@ -332,7 +332,7 @@ def _cancelled(one: Item) -> Staying:
 
 def _removal(one: Item, what: str, *, drops: bool = False) -> Removal:
     if one.lifecycle == EXPIRED:
-        reason = f"expired: made {iso(one.created)}, lives {one.delay}, ended {iso(one.cleanup)}"
+        reason = f"expired: created {iso(one.created)}, lifetime {one.delay}, ended {iso(one.cleanup)}"
         if one.detached:
             reason += "; its object does not exist"
     else:
@@ -410,7 +410,7 @@ def _item(db: str, name: str, place: str, period: Period, now: int) -> Item:
 def _depth(metastore: MetastoreReader, table: Table) -> int:
     """Returns how many levels below the table's directory its partitions are; those elsewhere do not count."""
     if not table.is_partitioned or not table.location:
-        raise UsageError(f"{table.db}.{table.name} has no partitions", hint="only partitioned tables are vacuumed")
+        raise UsageError(f"{table.db}.{table.name} has no partitions", hint="only partitioned tables can be vacuumed")
     home = normal(table.location) + "/"
     depths: set[int] = set()
     for batch in metastore.all_partitions(table.db, table.name):
@@ -418,8 +418,8 @@ def _depth(metastore: MetastoreReader, table: Table) -> int:
         depths |= {place[len(home) :].count("/") + 1 for place in places if place.startswith(home)}
     if len(depths) > 1:
         raise Refused(
-            f"{table.db}.{table.name}: its partitions lie {' and '.join(map(str, sorted(depths)))} names deep",
-            hint="move them to one depth: otherwise partitions cannot be distinguished from directories in them",
+            f"{table.db}.{table.name}: its partitions have depths {' and '.join(map(str, sorted(depths)))}",
+            hint="move them to the same depth: otherwise partitions cannot be distinguished from directories in them",
         )
     return depths.pop() if depths else len(table.partition_keys)
 

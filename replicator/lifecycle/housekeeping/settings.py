@@ -79,9 +79,13 @@ class LifecycleDefaults:
             try:
                 periods.append(parse_period(text))
             except ValueError as error:
-                raise UsageError(f"{option}: {error}", hint="or [housekeeping] of the configuration") from error
+                raise UsageError(
+                    f"{option}: {error}", hint="correct the option, or [housekeeping] of the configuration"
+                ) from error
             if not periods[-1].is_positive and not allow_immediate:
-                raise UsageError(f"{option}: {text!r} leaves no time at all", hint="--allow-immediate lets it")
+                raise UsageError(
+                    f"{option}: {text!r} leaves no time before removal", hint="--allow-immediate permits it"
+                )
         return cls(periods[0], periods[1], allow_immediate)
 
     @classmethod
@@ -110,7 +114,7 @@ NOTHING = LifecycleSettings()
 
 
 _LISTED: dict[Format, str] = {
-    ICEBERG: "an Iceberg table lists its files itself; use its own expiry of snapshots",
+    ICEBERG: "an Iceberg table tracks its own files; use its own snapshot expiry",
     "acid": "a transactional table's files belong to transactions; its compactor removes them",
 }
 
@@ -159,7 +163,7 @@ def _period(given: Mapping[str, str], key: str, default: Period, defaults: Lifec
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
     if not period.is_positive and not defaults.allow_immediate:
-        raise ValueError(f"{key}: {given[key]!r} leaves no time at all (--allow-immediate lets it)")
+        raise ValueError(f"{key}: {given[key]!r} leaves no time before removal (--allow-immediate permits it)")
     return period
 
 

@@ -261,7 +261,7 @@ def store_url(root: str, url: str | None) -> str:
         return url
     if not is_local(root):
         raise UsageError(
-            f"{root}: items cannot be kept on an object store",
+            f"{root}: items cannot be stored on an object store",
             hint="give --store postgresql://user@host/db, or sqlite:////path/file",
         )
     return f"sqlite:///{join(local_path(root), FILE)}"
@@ -288,7 +288,7 @@ class ItemStore(Database):
             elif known != root.id:
                 raise UsageError(
                     f"{self.url}: holds the items of another $cmroot ({known}), not those of {root.place}",
-                    hint="give each $cmroot a store of its own",
+                    hint="use a separate store for each $cmroot",
                 )
 
     def is_new(self) -> bool:
@@ -299,9 +299,11 @@ class ItemStore(Database):
         """Checks the tables before reads, or changes of single items. Raises UsageError if missing or not migrated."""
         found = self._revision()
         if found is None:
-            raise UsageError(f"{self.url}: no items yet", hint="`replicator housekeeping run` makes them")
+            raise UsageError(f"{self.url}: no items yet", hint="`replicator housekeeping run` creates them")
         if found != REVISION:
-            raise UsageError(f"{self.url}: of an older release", hint="`replicator housekeeping run` migrates it")
+            raise UsageError(
+                f"{self.url}: its schema is of an older release", hint="`replicator housekeeping run` migrates it"
+            )
 
     def is_made(self) -> bool:
         """Returns True if a run has created the tables."""

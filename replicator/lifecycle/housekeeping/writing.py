@@ -40,7 +40,7 @@ from replicator.lifecycle.housekeeping.store import (
 CHUNK = 500  # values in one statement
 
 TABLES_STAY = "an expired table is dropped only with beekeeper.expired.data.table.deletion.enabled=true"
-DATA_STAYS = "its table was dropped, and its data stays: beekeeper.expired.data.table.deletion.enabled was not true"
+DATA_STAYS = "its table was dropped, and its data is kept: beekeeper.expired.data.table.deletion.enabled was not true"
 NOT_ASKED = "the table does not ask for it any more"
 
 

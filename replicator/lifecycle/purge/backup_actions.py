@@ -101,11 +101,13 @@ def restore_backup(
     with acquire(join(root.place, PURGE), "purge undo", now=clock) as lease:
         metastore = checked(metastore, lease.check)
         if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
-            raise Refused(why, hint="a replica shows what its primary has, after the next run")
+            raise Refused(why, hint="a replica matches its primary again after the next run")
         current = metastore.table(db, name)
         parts = list(parts_of(metastore, current, [partition]))
         if not parts or parts[0].name != partition:
-            raise ObjectNotFound(f"{table} has no partition {partition!r}", hint="write it as `show partitions` does")
+            raise ObjectNotFound(
+                f"{table} has no partition {partition!r}", hint="write it as `show partitions` prints it"
+            )
         (part,) = parts
         when = iso(backup.unit.time)
         if normal(part.location) == normal(backup.place):
@@ -120,8 +122,8 @@ def restore_backup(
         look = look_at(backup.place)
         if gone := late(look, recorded(backup)).gone if not reported.from_cmroot else ():
             raise Refused(
-                f"{backup.place}: {len(gone)} files are not as they were, such as {gone[0]}",
-                hint="a writer has changed the backup: look at it before you use it",
+                f"{backup.place}: {len(gone)} files have changed or are missing, such as {gone[0]}",
+                hint="a writer has changed the backup: inspect it before you use it",
             )
         directory, run = new_run(root.place, {"undo" if undo else "restore": table, "metastore": metastore.uri}, clock)
         directory.write_run(run)
@@ -181,7 +183,7 @@ def _chosen(known: Iterable[Backup], options: BackupRestoreSettings) -> Backup:
         what = "restore to undo" if options.undo else "backup"
         name = f"{options.table} {options.partition}".rstrip()
         raise ObjectNotFound(
-            f"{name}: there is no {what}{f' at or before {moment}' if moment else ''}",
+            f"{name}: no {what}{f' at or before {moment}' if moment else ''}",
             hint="`replicator purge backups` lists them",
         )
     return found[0]
@@ -198,7 +200,7 @@ def _until(found: list[Backup], moment: str) -> list[Backup]:
 def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
     if backup.unit.matched and not undo:
         reported.warnings.append(
-            f"{backup.unit.matched:,} rows that run {backup.directory.id} erased are back: purge again, or undo this"
+            f"{backup.unit.matched:,} rows erased by run {backup.directory.id} are back: purge again, or undo this"
         )
 
 
@@ -211,14 +213,16 @@ def _brought_back(root: str, backup: Backup) -> int:
     try:
         back = bring_back(root, None, job=PURGE, path=normal(backup.place), since=backup.swapped)
     except ObjectNotFound as error:
-        raise FilesMissing(error.message, hint="look into `replicator cm find`") from error
+        raise FilesMissing(error.message, hint="check with `replicator cm find`") from error
     there = {state.path_relative: state.size for state in look_at(backup.place).files}
-    lost = {name: "it is not as it was" for name, state in before.items() if there.get(name) != state.size}
+    lost = {
+        name: "it is missing or has another size" for name, state in before.items() if there.get(name) != state.size
+    }
     if lost := {**lost, **back.lost}:
         path, why = next(iter(lost.items()))
         raise FilesMissing(
-            f"{len(lost)} files of {backup.place} are nowhere any more, such as {path}: {why}",
-            hint="$cmroot has let them expire; an older backup may be there",
+            f"{len(lost)} files of {backup.place} no longer exist anywhere, such as {path}: {why}",
+            hint="they have expired in $cmroot; an older backup may exist",
         )
     return back.files or len(set(back.there))
 
@@ -313,7 +317,7 @@ class Retain(Job[Judged, Retained]):
             try:
                 remove_empty_sibling(removal.path)
             except (Error, OSError) as error:
-                done.refused.append(_reported(removal, f"the emptied directory above it stays: {error}"))
+                done.refused.append(_reported(removal, f"the emptied directory above it was not removed: {error}"))
         done.refused += [_reported(each.removal, each.why) for each in gone.refused]
         done.refused += [_reported(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
@@ -368,7 +372,7 @@ class Retain(Job[Judged, Retained]):
             now = {}
         there = now.get(unit.partition)
         if there is None or normal(there) != normal(unit.new):
-            why = f"{len(what.came)} files came into it after the swap, and its table has gone elsewhere since"
+            why = f"{len(what.came)} files were added after the swap, and its table no longer has the swapped location"
             self.done.refused.append({**reported, "reason": "", "refused": why})
             return False
         self.done.adopted.append({**reported, "files": [state.path_relative for state in what.came], "to": there})
@@ -378,7 +382,7 @@ class Retain(Job[Judged, Retained]):
                 carry(FileWork(unit.partition, place, join(backup.place, place), join(there, place), "", state.size, 0))
             self.remover.audit.changed(
                 unit.table,
-                f"{len(what.came)} files came after the swap of run {backup.directory.id}",
+                f"{len(what.came)} files were added after the swap of run {backup.directory.id}",
                 what="adopted",
                 partition=unit.partition,
                 path=there,

@@ -156,9 +156,9 @@ def due(known: list[Backup], options: RetainOptions, now: float) -> list[Due]:
             if age < options.readers:
                 continue
             if not each.trash and index >= options.versions:
-                found.append(Due(each, f"{index} newer backups of it are kept, {options.versions} may be"))
+                found.append(Due(each, f"{index} newer backups of it are kept; the limit is {options.versions}"))
             elif age >= limit:
-                found.append(Due(each, f"it is {_days(age)} old, {_days(limit)} are kept"))
+                found.append(Due(each, f"it is {_days(age)} old; the limit is {_days(limit)}"))
     return found
 
 

@@ -44,7 +44,7 @@ def recorded_certificate(root: str, run: str | None) -> Certificate:
         if run is None or run in found.runs:
             return found
     of = f" of purge {run}" if run else ""
-    raise ObjectNotFound(f"{root}: no certificate{of} in the audit", hint="`replicator purge certify` makes one")
+    raise ObjectNotFound(f"{root}: no certificate{of} in the audit", hint="`replicator purge certify` creates one")
 
 
 def as_json(certificate: Certificate) -> str:
@@ -77,8 +77,8 @@ li { overflow-wrap: anywhere } h2 { font-size: 1.1rem }</style></head>
 """
 
 _MEANINGS = {
-    "certified": "nothing holds what was erased any more",
-    "remaining": "copies are left, which are listed here",
+    "certified": "nothing holds the erased data any more",
+    "remaining": "copies remain, which are listed here",
     "gaps": "no copy was found, but not everything was searched",
 }
 
@@ -89,18 +89,18 @@ def _sections(certificate: Certificate) -> Iterator[Section]:
         "About",
         [
             f"{count_text(certificate.count, 'id')} of {certificate.ids}",
-            f"made at {certificate.time}, at event {certificate.event}",
+            f"created at {certificate.time}, at event {certificate.event}",
             f"purges: {', '.join(certificate.runs) or 'none'}",
-            f"{count_text(certificate.contents, 'content')} of files looked for by checksum",
+            f"{count_text(certificate.contents, 'file content')} searched for by checksum",
         ],
     )
-    yield "Tables that were searched, without a row of these ids", certificate.searched
-    yield "Replicas that were looked at", certificate.replicas
-    yield "Copies that are left", [_holding(each) for each in certificate.holding]
+    yield "Tables that were searched, with no row of these ids", certificate.searched
+    yield "Replicas that were checked", certificate.replicas
+    yield "Remaining copies", [_holding(each) for each in certificate.holding]
     yield "Not searched", [f"{gap['table']}: {gap['reason']}" for gap in certificate.gaps]
     if certificate.expedited_files:
         expedited = f"{count_text(certificate.expedited_files, 'file')}, {size_text(certificate.expedited_bytes)}"
-        yield "Removed before their time", [expedited]
+        yield "Removed before their expiry", [expedited]
 
 
 def _holding(each: dict[str, object]) -> str:
@@ -111,4 +111,4 @@ def _holding(each: dict[str, object]) -> str:
 
 
 def _exists(place: str) -> Exists:
-    return Exists(f"{place} exists", hint="--overwrite replaces it, or --out names another file")
+    return Exists(f"{place} already exists", hint="--overwrite replaces it, or --out names another file")

@@ -217,7 +217,9 @@ def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: st
     if run is not None:
         found = [directory for directory, _ in known if run in (directory.id, "latest")][-1:]
         if not found:
-            raise UsageError(f"{root.place}: no purge {run!r}", hint=f"there are: {', '.join(d.id for d, _ in known)}")
+            raise UsageError(
+                f"{root.place}: no purge {run!r}", hint=f"known purges: {', '.join(d.id for d, _ in known)}"
+            )
         return found
     return [directory for directory, ids in known if ids == options.ids]
 
@@ -306,7 +308,7 @@ def _of_version(path: str, version: str) -> str:
 def _until(row: dict[str, Any]) -> str:
     if not row["keep"]:
         return "the next expiry; --expedite does it now"
-    live = "a capture records that the source has it no more"
+    live = "a capture records that the source no longer has it"
     return ends_when(row["reason"], row["released"]) or (live if row["reason"] == LIVE else row["reason"])
 
 
@@ -338,7 +340,7 @@ def _replica(
                 f"{there}.{table_name}",
                 "",
                 0,
-                f"it is at event {at}, and the purge at {newest}",
+                f"it is at event {at}, and the purge is at event {newest}",
                 "its next run",
                 replica.name,
             )

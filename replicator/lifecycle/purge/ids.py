@@ -56,14 +56,14 @@ class Ids:
             self.session.table(VIEW).unpersist()
             self.session.catalog.dropTempView(VIEW)
         except Exception as error:
-            log.info("Spark did not let go of the ids: %s", error)
+            log.info("Spark did not release the ids: %s", error)
 
 
 def split_ids(text: str) -> tuple[str, str]:
     """Splits "db.table:column" into ("db.table", "column"). Raises Refused for anything else."""
     table, colon, column = text.partition(":")
     if not colon or table.count(".") != 1 or not all(table.split(".")) or not column:
-        raise Refused(f"{text!r} does not name the ids", hint="write --ids db.table:column")
+        raise Refused(f"{text!r} does not name a column of ids", hint="write --ids db.table:column")
     return table, column
 
 
@@ -74,12 +74,12 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
     db, _, name = table.partition(".")
     _take_text_as_text(session)
     if not session.catalog.tableExists(quoted_name(db, name)):
-        raise Refused(f"there is no table {table} with ids, so nothing would be erased", hint="check --ids")
+        raise Refused(f"the ids table {table} does not exist, so nothing would be erased", hint="check --ids")
     source = session.table(quoted_name(db, name))
     found = [field for field in source.schema.fields if field.name.lower() == column.lower()]
     if not found:
         names = ", ".join(field.name for field in source.schema.fields)
-        raise Refused(f"{table} has no column {column}, so nothing would be erased", hint=f"it has {names}")
+        raise Refused(f"{table} has no column {column}, so nothing would be erased", hint=f"its columns: {names}")
     ids = source.selectExpr(f"{value_of(found[0])} AS id").where("id IS NOT NULL").distinct()
     if ids.schema.fields[0].dataType.simpleString() in _PLAIN and hasattr(ids, "toArrow"):  # since Spark 4
         few = ids.limit(FEW + 1).toArrow()
@@ -130,7 +130,7 @@ def _view(session: Any, ids: Any, count: int | None = None) -> Ids:
     try:
         scalar_type(type_)
     except ValueError as error:
-        raise Refused(f"the ids cannot be compared: {error}", hint="name a column of single values in --ids") from error
+        raise Refused(f"the ids cannot be compared: {error}", hint="name a column of a scalar type in --ids") from error
     ids.createOrReplaceTempView(VIEW)
     return Ids(session, count, type_)
 
@@ -193,7 +193,7 @@ def run_columns_task(task: ColumnsTask) -> str:
         except (Error, Unsupported, OSError, pa.ArrowException) as error:
             return f"{place}: {(str(error) or type(error).__name__).splitlines()[0][:300]}"
         if lost:
-            return f"{place}: {lost}, and Spark, which alone can write it anew, would lose the rest"
+            return f"{place}: {lost}; only Spark can rewrite this file, and it would lose the rest"
     return ""
 
 
@@ -229,7 +229,7 @@ def _rcfile_columns(file: Input) -> int:
         notes = dict(read_header(file.again()).notes)
     count = notes.get(_COLUMNS, "")
     if not count.isdecimal():
-        raise FormatError("it is no RCFile")
+        raise FormatError("it is not an RCFile")
     return int(count)
 
 

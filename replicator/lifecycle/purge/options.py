@@ -147,7 +147,7 @@ def read_properties(path: str | os.PathLike[str] | None) -> dict[str, str]:
 def _days(properties: Mapping[str, str], key: str) -> timedelta:
     text = properties.get(key, "7")
     if not text.isdecimal():
-        raise UsageError(f"{key} = {text!r} is no number of days", hint="check --properties")
+        raise UsageError(f"{key} = {text!r} is not a number of days", hint="check --properties")
     return timedelta(days=int(text))
 
 
@@ -173,12 +173,16 @@ class WhiteList:
         for entry in filter(None, (part.strip() for part in text.split(","))):
             db, dot, tables = entry.partition(".")
             if "." in tables.replace(".*", ""):
-                raise UsageError(f"{entry!r}: more than one dot", hint="write db.table1|table2,db2; `*` is any text")
+                raise UsageError(
+                    f"{entry!r}: more than one dot", hint="write db.table1|table2,db2; `*` matches any text"
+                )
             try:
                 names = [_pattern(name) for name in tables.split("|")] if dot else [".*"]
                 found.append((_compiled(_pattern(db)), _compiled("|".join(names))))
             except re.error as error:
-                raise UsageError(f"{entry!r}: {error}", hint="write db.table1|table2,db2; `*` is any text") from error
+                raise UsageError(
+                    f"{entry!r}: {error}", hint="write db.table1|table2,db2; `*` matches any text"
+                ) from error
         return cls(tuple(found))
 
     def has(self, db: str, table: str) -> bool:
@@ -262,27 +266,27 @@ def _foreign(table: Table) -> str:
             return "a table of symbolic links: its rows are other tables' files, so erase them there"
         case "handler":
             handlers = (value for key, value in table.parameters.items() if key.lower() == "storage_handler")
-            return f"its data lie with {next(handlers)}"
+            return f"its data is stored by {next(handlers)}"
         case known:
-            return f"{SAID[known]}: its own log says which files count, so erase with its own tools"
+            return f"{SAID[known]}: its own log determines its files, so erase with its own tools"
 
 
 def _column(text: str, path: str) -> str:
     try:
         value: Any = msgspec.json.decode(text)
     except UNREADABLE as error:
-        raise ValueError(f"no JSON: {error}") from error
+        raise ValueError(f"not valid JSON: {error}") from error
     parts = [part for part in (each.strip() for each in path.split(".")) if part]
     if not parts:
         return _only(value)
     for part in parts:
         if not isinstance(value, Mapping):
-            raise ValueError(f"there is nothing at {path}: {part} is asked of what is no object")
+            raise ValueError(f"it has no value at {path}: {part} would be a field of a value that is not an object")
         if value.get(part) is None:
-            raise ValueError(f"it has nothing at {path}")
+            raise ValueError(f"it has no value at {path}")
         value = value[part]
     if isinstance(value, (Mapping, list)):
-        raise ValueError(f"at {path} is no name but {msgspec.json.encode(value).decode()[:80]}")
+        raise ValueError(f"the value at {path} is not a name but {msgspec.json.encode(value).decode()[:80]}")
     return str(value)
 
 
@@ -299,7 +303,7 @@ def _only(value: Any) -> str:
 
     walk(value)
     if len(found) != 1:
-        raise ValueError(f"it has {len(found)} texts, and nobody says which is the column: set {FIELD_PATH}")
+        raise ValueError(f"it has {len(found)} texts, not exactly one that names the column: set {FIELD_PATH}")
     return found[0]
 
 
@@ -330,7 +334,7 @@ def _spark_schema(parameters: Mapping[str, str]) -> str:
         return whole
     count = parameters.get("spark.sql.sources.schema.numParts", "0")
     if not count.isdecimal():
-        raise ValueError(f"spark.sql.sources.schema.numParts is no number: {count[:80]!r}")
+        raise ValueError(f"spark.sql.sources.schema.numParts is not a number: {count[:80]!r}")
     parts = []
     for number in range(int(count)):
         part = parameters.get(f"spark.sql.sources.schema.part.{number}")
@@ -368,7 +372,7 @@ def _hive_type(type_: Any) -> str:
             return f"map<{_hive_type(key)},{_hive_type(value)}>"
         case {"type": "udt"}:
             return "udt"
-    raise ValueError(f"spark.sql.sources.schema has a type that is none: {str(type_)[:80]!r}")
+    raise ValueError(f"spark.sql.sources.schema has an invalid type: {str(type_)[:80]!r}")
 
 
 def _field_name(name: str) -> str:

@@ -100,7 +100,7 @@ class Purge(Job[Onboarded, Purged]):
             with closing(ids):
                 if not self._tables:
                     raise Refused(
-                        "no table on the white list is described, so nothing would be erased",
+                        "no table on the white list is onboarded, so nothing would be erased",
                         hint="see `gaps`, --table-whitelist and docs/purge.md",
                         details={"gaps": [msgspec.to_builtins(gap) for gap in gaps]},
                     )
@@ -165,17 +165,17 @@ class Purge(Job[Onboarded, Purged]):
         planned = [self._work.plan_table(table) for table in self._tables]
         touched, total = sum(each.swapped for each in planned), sum(each.partitions for each in planned)
         size = sum(each.bytes_rewritten for each in planned)
-        hint = "look at the plan with --dry-run; if it is right, raise the limit for this run"
+        hint = "check the plan with --dry-run; if it is right, raise the limit for this run"
         if limits.max_share is not None and total and touched / total > limits.max_share:
             raise Refused(
                 f"{touched:,} of {total:,} partitions would be rewritten, {touched / total:.0%}; one run may"
-                f" {limits.max_share:.0%}",
+                f" rewrite {limits.max_share:.0%}",
                 hint=hint,
                 details={"partitions": touched, "total": total},
             )
         if limits.max_bytes is not None and size > limits.max_bytes:
             raise Refused(
-                f"{size:,} bytes would be rewritten; one run may {limits.max_bytes:,}",
+                f"{size:,} bytes would be rewritten; one run may rewrite {limits.max_bytes:,}",
                 hint=hint,
                 details={"bytes": size},
             )

@@ -72,10 +72,13 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     except Exception as error:
         if "DATATYPE_MISMATCH" not in str(error):
             raise
-        raise LossyIds(f"ids of type {ids.type} are no {type_}") from error
+        raise LossyIds(f"ids of type {ids.type} cannot be converted to {type_}") from error
     lost = keys.where(f"key IS NULL OR NOT (try_cast(key AS {ids.type}) <=> id)")
     if type_ != ids.type and (example := lost.limit(1).collect()):
-        raise LossyIds(f"{lost.count():,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}")
+        raise LossyIds(
+            f"{lost.count():,} of {ids.count:,} ids, such as {example[0][0]!r}, "
+            f"cannot be converted to {type_} without loss"
+        )
     keys = keys.selectExpr("key")
     (keys.hint(ids.hint) if ids.hint else keys).createOrReplaceTempView(KEYS)
     column = key_column(onboarded)
@@ -202,14 +205,14 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
         if each.nested and not deep:
             reasons.append(f"files in sub-directories, such as {each.nested}")
         if each.misread:
-            reasons.append(f"RCFiles packed with bzip2, of which Hive's reader misses rows, such as {each.misread}")
+            reasons.append(f"RCFiles compressed with bzip2, where Hive's reader misses rows, such as {each.misread}")
         if each.unread:
-            reasons.append(f"files that no reader takes for rows: {each.unread}")
+            reasons.append(f"files that no reader reads as rows: {each.unread}")
         if reasons:
             gaps.append(PurgeGap(f"{table}/{part.name}".rstrip("/"), f"not searched: {'; '.join(reasons)}"))
     yield from gaps[:REPORTED]
     if len(gaps) > REPORTED:
-        yield PurgeGap(table, f"not searched: the like in {len(gaps) - REPORTED:,} more partitions")
+        yield PurgeGap(table, f"not searched: similar files in {len(gaps) - REPORTED:,} more partitions")
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -335,7 +338,7 @@ def by_part(parts: Sequence[Part], counts: Mapping[str, int], *, escaped: bool) 
         place = place_of(file, escaped=escaped)
         location = next((above for above in _above(place) if above in locations), None)
         if location is None:
-            raise Unplaced(f"{place} has rows with an id, but is in no partition")
+            raise Unplaced(f"{place} has rows with an id, but is not in any partition")
         found.setdefault(locations[location], {})[place[len(location) :].lstrip("/")] = (file, rows)
     return found
 

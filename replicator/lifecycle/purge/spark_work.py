@@ -70,9 +70,9 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: 
             staged.bytes_after += state.size
     new = by_serde(session, onboarded.table, part.storage, staging.new)
     if staged.erased != staging.rows_matched:
-        staged.error = f"{staged.erased:,} of {before:,} rows were left out, and Spark found {staging.rows_matched:,}"
+        staged.error = f"{staged.erased:,} of {before:,} rows were left out, but Spark found {staging.rows_matched:,}"
     elif wrong := _otherwise(session, staging, found, key, old, new):
-        staged.error = f"of {wrong:,} ids Spark found other numbers of rows than were left out"
+        staged.error = f"for {wrong:,} ids, Spark found other numbers of rows than were left out"
     staged.checksums = {name: _checksum(join(part.location, name)) for name in staging.matched}
     return staged
 
@@ -111,8 +111,8 @@ def check_zone(session: Any, onboarded: Onboarded, storage: Storage) -> None:
     for (zone,) in session.sql(asked).collect():
         if not _WITHOUT_RULES.fullmatch(zone):
             raise Unsupported(
-                f"timestamps of {serde} are wall clocks, and Spark's zone {zone} skips hours: run with TZ=UTC, or with"
-                " -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions"
+                f"timestamps of {serde} are local times, and Spark's time zone {zone} skips hours: run with TZ=UTC,"
+                " or with -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions"
             )
 
 
@@ -206,12 +206,14 @@ def _judged(staging: Staging, names: Sequence[str], found: dict[str, Digest]) ->
     old, new = normal(staging.part.location), normal(staging.new)
     if staging.format.kind == "spark":
         same = _below(found, old) == _below(found, new)
-        return Proved(len(names), "" if same else "Spark reads other rows in the new directory than were to stay")
+        return Proved(len(names), "" if same else "Spark reads other rows in the new directory than were to be kept")
     for name in names:
         before, after = (found.get(normal(join(home, name)), NOTHING) for home in (old, new))
         if before != after:
             reported = (
-                f"{before[0]:,} rows were to stay" if before[0] != after[0] else "a row that was to stay was changed"
+                f"{before[0]:,} rows were to be kept"
+                if before[0] != after[0]
+                else "a row that was to be kept was changed"
             )
             return Proved(len(names), f"{name}: {reported}, and Spark reads {after[0]:,}")
     return Proved(len(names))

@@ -160,7 +160,9 @@ class RunDirectory:
         except UNREADABLE as error:
             raise FormatError(f"{path}: {error}", hint="restore it from a copy of the root") from error
         if run.version != VERSION:
-            raise FormatError(f"{path}: version {run.version}, this release knows {VERSION}", hint="use a newer one")
+            raise FormatError(
+                f"{path}: version {run.version}, this release knows {VERSION}", hint="use a newer release"
+            )
         return run
 
     def write_units(self, units: Iterable[Unit]) -> None:

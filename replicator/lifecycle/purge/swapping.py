@@ -124,13 +124,13 @@ def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table
         try:
             current = metastore.table(table.db, table.name)
         except ObjectNotFound:
-            return Flipped([], dict.fromkeys(wanted, "its table was dropped meanwhile"))
+            return Flipped([], dict.fromkeys(wanted, "its table was dropped concurrently"))
         now = {part.name: part for part in parts_of(metastore, current, list(wanted))}
         for name, (part, _) in wanted.items():
             if name not in now:
-                changed[name] = "was dropped meanwhile"
+                changed[name] = "was dropped concurrently"
             elif not same(now[name], part):
-                changed[name] = "its metadata were changed meanwhile"
+                changed[name] = "its metadata was changed concurrently"
         going = {name: pair for name, pair in wanted.items() if name not in changed}
         if not going:
             return Flipped([], changed)
@@ -139,7 +139,7 @@ def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table
         except CommitOutcomeUnknown:
             there = locations_now(metastore, table, list(going))
             lost = [name for name, (_, obj) in going.items() if there.get(name) != obj.location]
-            changed |= dict.fromkeys(lost, "the metastore went away during the swap, which it did not execute")
+            changed |= dict.fromkeys(lost, "the metastore became unreachable during the swap, which it did not execute")
             going = {name: pair for name, pair in going.items() if name not in changed}
         except MetastoreError as error:
             if error.transient:
@@ -382,7 +382,7 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, advance:
     Error if a new location is not empty: each attempt uses new locations."""
     for staging in stagings:
         if look_at(staging.new).files:
-            raise Error(f"{staging.new}: is there already", hint="run the same command again: it takes another")
+            raise Error(f"{staging.new}: already has files", hint="run the same command again: it uses another path")
         located(staging.new).mkdirs()
     staged = {staging.part.name: Staged(staging) for staging in stagings}
     size = sum(state.size for staging in stagings for state in staging.look.files)
@@ -422,7 +422,7 @@ def _judge(staged: Staged) -> None:
     if staged.error:
         return
     if staged.erased != staged.staging.rows_matched:
-        staged.error = f"{staged.erased:,} rows were left out, and Spark found {staged.staging.rows_matched:,}"
+        staged.error = f"{staged.erased:,} rows were left out, but Spark found {staged.staging.rows_matched:,}"
     elif set(staged.checksums) != set(staged.staging.matched):
         missing = sorted(set(staged.staging.matched) - set(staged.checksums))
-        staged.error = f"a file in which Spark found rows is not there any more: {missing[0]}"
+        staged.error = f"a file in which Spark found rows no longer exists: {missing[0]}"

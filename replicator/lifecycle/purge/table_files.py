@@ -333,7 +333,7 @@ def _children(place: str) -> list[str]:
 
 
 ERASED = "rows were erased from it"
-UNREAD = "it lay in a purged partition, and has not been searched"
+UNREAD = "it was in a purged partition, and has not been searched"
 OLDER = "an older state of the table, which was not searched"
 
 

@@ -142,7 +142,7 @@ class TableWork:
                 table = self.metastore.table(onboarded.table.db, onboarded.table.name)
                 again = act(self._searched(onboarded, list(parts_of(self.metastore, table)), number, done))
             except ObjectNotFound as error:
-                done.error = f"dropped meanwhile: {error.message}"
+                done.error = f"dropped concurrently: {error.message}"
                 break
             except Unplaced as error:
                 if not last:
@@ -271,7 +271,9 @@ class TableWork:
                 again.append(unit.at("FAILED", self.remover.clock, reason="its files changed during the search"))
                 continue
             if look.links:
-                ended.append(unit.at("SKIPPED", self.remover.clock, reason=f"a symbolic link: {look.links[0]}"))
+                ended.append(
+                    unit.at("SKIPPED", self.remover.clock, reason=f"it contains a symbolic link: {look.links[0]}")
+                )
                 continue
             if look.unnamed:
                 why = f"the name of a file is not UTF-8: {look.unnamed[0]}"
@@ -378,7 +380,7 @@ class TableWork:
 def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> FileFormat:
     """Returns the format of a part's files. files: names relative to the location. Raises Unsupported."""
     if "" in files:
-        raise Unsupported(f"{part.location} is a file, and a purge swaps directories")
+        raise Unsupported(f"{part.location} is a file, but a purge swaps directories")
     return format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
 
 

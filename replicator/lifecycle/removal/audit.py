@@ -241,7 +241,9 @@ def read_audit(
     memory. Raises FormatError for a damaged file, UsageError for an invalid time, job or run."""
     for option, name in (("--job", job), ("--run", run)):
         if name is not None and not _NAME.fullmatch(name):
-            raise UsageError(f"{option} {name[:100]!r} cannot be one's name", hint="`replicator audit ls` shows them")
+            raise UsageError(
+                f"{option} {name[:100]!r} is not a valid name", hint="`replicator audit ls` shows the names"
+            )
     top = Place(root) / "audit"
     wanted = _filter([*_about(object, path), *_others(**others)])
     for named in top.list() if job is None else [job]:
@@ -266,7 +268,7 @@ def _rows(place: str, wanted: Any) -> Iterator[AuditRow]:
                 table = pq.read_table(pa.PythonFile(file, mode="r"), schema=AUDIT)
     except (pa.ArrowException, msgspec.DecodeError, OSError) as error:
         raise FormatError(
-            f"{place}: damaged: {error}", hint="move this one file away; the others stay readable"
+            f"{place}: damaged: {error}", hint="move this one file away; the others remain readable"
         ) from error
     if wanted is not None:
         table = table.filter(wanted)

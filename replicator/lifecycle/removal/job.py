@@ -274,7 +274,11 @@ def bring_back(
         done.files += 1
         done.bytes += row.bytes
     if not (done.files or done.there or done.lost):
-        what = f"{root}: run {run!r} has removed no such file" if run else f"{root}: no removal of {path} is recorded"
+        what = (
+            f"{root}: no such file is recorded as removed by run {run!r}"
+            if run
+            else f"{root}: no removal of {path} is recorded"
+        )
         raise ObjectNotFound(what, hint="`replicator audit ls` shows the runs")
     return done
 
@@ -429,7 +433,7 @@ class Job(ABC, Generic[Page, Done]):
             finish_begun(audit)
         except LeaseHeld as error:
             self.done.warnings.append(
-                f"{error.message}; files that a killed run may have taken are not in this run's record"
+                f"{error.message}; files that a killed run may have moved are not in this run's record"
             )
 
     @contextmanager

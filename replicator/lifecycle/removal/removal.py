@@ -111,10 +111,10 @@ def all_holds(root: str) -> list[LegalHold]:
 def add_hold(root: str, hold: LegalHold) -> None:
     """Adds a hold. Raises UsageError for an invalid hold, Exists if there is one of this name."""
     if not _NAME.fullmatch(hold.name):
-        raise UsageError(f"{hold.name!r} cannot be a hold's name", hint="letters, digits, dot, dash, underscore")
+        raise UsageError(f"{hold.name!r} is not a valid hold name", hint="use letters, digits, dot, dash, underscore")
     if not hold.pattern.strip() or (not hold.is_place and "." not in hold.pattern):
         raise UsageError(
-            f"{hold.pattern!r} is neither a place nor db.table",
+            f"{hold.pattern!r} is neither a path nor db.table",
             hint="e.g. 'sales.*', 'sales.orders/day=2026-*', s3://bucket/path; a path must be absolute",
         )
     if hold.is_place and is_local(hold.pattern):
@@ -126,13 +126,13 @@ def add_hold(root: str, hold: LegalHold) -> None:
             raise UsageError(f"until: {error}", hint="write an ISO 8601 time such as 2027-01-31") from error
         if ends <= seconds(hold.created):
             raise UsageError(
-                f"until: {hold.until} is over, so the hold would forbid nothing",
-                hint="give a time to come, or leave --until out: it holds for ever; a time without zone is UTC",
+                f"until: {hold.until} is in the past, so the hold would forbid nothing",
+                hint="give a time in the future, or omit --until to hold forever; a time without a zone is UTC",
             )
     guard_names(root, "legal")  # a lost directory must not be recreated as if it had been empty
     body = msgspec.json.format(msgspec.json.encode(hold), indent=2) + b"\n"
     if not _place(root, hold.name).create_exclusive(body):
-        raise Exists(f"legal hold {hold.name}: it exists already", hint="choose another, or release it first")
+        raise Exists(f"legal hold {hold.name} already exists", hint="choose another name, or release it first")
 
 
 def release_hold(root: str, name: str) -> None:
@@ -263,7 +263,7 @@ class _Rules:
         except (Error, OSError) as error:
             return f"cannot resolve {removal.path}: {error}"
         if path and depth(path) < self._min_depth:
-            return f"{removal.path} lies {depth(path)} deep, and no path above depth {self._min_depth} is removed"
+            return f"{removal.path} has depth {depth(path)}, and no path above depth {self._min_depth} is removed"
         for place, real in self._protected:
             if path and touches(path, real):
                 return f"{place} is protected"
@@ -285,13 +285,13 @@ def refuse_counts(count: int, size: int, limits: Limits, total: int, noun: str) 
         raise Refused(
             f"{count:,} of {total:,} {noun} would be removed, {count / total:.0%}; one run may remove "
             f"{limits.max_share:.0%}",
-            hint="look at the plan with --dry-run; if it is right, raise --max-share for this run",
+            hint="check the plan with --dry-run; if it is right, raise --max-share for this run",
             details={"removals": count, "total": total, "max_share": limits.max_share},
         )
     if limits.max_bytes is not None and size > limits.max_bytes:
         raise Refused(
             f"{size:,} bytes would be removed; one run may remove {limits.max_bytes:,}",
-            hint="look at the plan with --dry-run; if it is right, raise --max-bytes for this run",
+            hint="check the plan with --dry-run; if it is right, raise --max-bytes for this run",
             details={"bytes": size, "max_bytes": limits.max_bytes},
         )
 

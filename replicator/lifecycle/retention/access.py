@@ -98,7 +98,7 @@ def parse_mode(text: str, now: int) -> int:
     for clause in text.split(","):
         match = re.fullmatch(r"([ugoa]*)([-+=])([rwxX]*)", clause)
         if match is None:
-            raise ValueError(f"{text!r} is no mode: write 755 or u=rwx,g=rx")
+            raise ValueError(f"{text!r} is not a valid mode: write 755 or u=rwx,g=rx")
         who = "ugo" if not match[1] or "a" in match[1] else match[1]
         bits = sum({"r": 4, "w": 2, "x": 1, "X": 1}[sign] for sign in set(match[3].replace("X", "x")))
         for each in who:
@@ -141,11 +141,11 @@ def _ids(access: Access) -> tuple[int, int]:
     try:
         owner = -1 if access.owner is None else pwd.getpwnam(access.owner).pw_uid
     except KeyError:
-        raise Error(f"no user {access.owner!r}", hint=hint) from None
+        raise Error(f"user {access.owner!r} does not exist", hint=hint) from None
     try:
         return owner, -1 if access.group is None else grp.getgrnam(access.group).gr_gid
     except KeyError:
-        raise Error(f"no group {access.group!r}", hint=hint) from None
+        raise Error(f"group {access.group!r} does not exist", hint=hint) from None
 
 
 def _local(path: str) -> str:
@@ -242,7 +242,7 @@ def _decode(line: bytes, place: str) -> Begun:
         found = msgspec.json.decode(line, type=Begun)
     except UNREADABLE as error:
         raise FormatError(
-            f"{place}: {error}", hint="remove the file: what is left of its directories is dated by their times then"
+            f"{place}: {error}", hint="remove the file: its leftover directories are then dated by their own times"
         ) from error
     if found.version != VERSION:
         raise FormatError(f"{place}: version {found.version}, this release knows {VERSION}", hint="use a newer release")

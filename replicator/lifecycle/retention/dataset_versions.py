@@ -254,7 +254,7 @@ class Pair:
         try:
             return parse_lookback(text)
         except ValueError as error:
-            raise self.own.wrong(key, self.own.find(key), f"is no lookback: {error}") from error
+            raise self.own.wrong(key, self.own.find(key), f"is not a valid lookback: {error}") from error
 
 
 Finder = Callable[[str, datetime], Listed]
@@ -278,7 +278,7 @@ def path_finder(pair: Pair) -> Finder:
             prefix = pair.text("version.path.prefix") or ""
             if period.months:
                 raise pair.own.wrong(
-                    "version.lookback.period", pair.own.find("version.lookback.period"), "takes days and hours only"
+                    "version.lookback.period", pair.own.find("version.lookback.period"), "accepts only days and hours"
                 )
             return lambda dataset, now: _generated(dataset, prefix, dates, period, now)
         case "root_modification":
@@ -292,7 +292,9 @@ def path_finder(pair: Pair) -> Finder:
             try:
                 wanted = re.compile(regex if regex else "(.*)", re.DOTALL)
             except re.error as error:
-                raise pair.own.wrong("version.watermark.regex", None, f"is no regular expression: {error}") from error
+                raise pair.own.wrong(
+                    "version.watermark.regex", None, f"is not a valid regular expression: {error}"
+                ) from error
             return lambda dataset, now: _marked(dataset, wanted, kind)
         case None:
             raise pair.own.missing("version.finder.class")
@@ -310,7 +312,7 @@ def _glob_of(pair: Pair, *older: str) -> str | None:
         glob_regex(pattern or "")
     except ValueError as error:
         found = pair.own.find("version.globPattern")
-        raise pair.own.wrong("version.globPattern", found, f"is no glob: {error}") from error
+        raise pair.own.wrong("version.globPattern", found, f"is not a valid glob: {error}") from error
     return pattern
 
 
@@ -388,7 +390,7 @@ def _entries(dataset: str, entries: Iterable[Child | None]) -> Listed:
             continue
         if each.mtime is None:
             raise Error(
-                f"{each.path}: the store keeps no modification time of a directory",
+                f"{each.path}: the store has no modification times of directories",
                 hint="use DateTimeDatasetVersionFinder or FileLevelTimestampVersionFinder there",
             )
         moment = datetime.fromtimestamp(each.mtime, UTC)
@@ -412,7 +414,7 @@ def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> Listed:
             try:
                 listed.versions.append(Version(each.path, name, datetime.fromtimestamp(int(mark) / 1000, UTC)))
             except (ValueError, OverflowError, OSError):
-                listed.ignore(f"{mark!r} of {name!r} is no time in milliseconds")
+                listed.ignore(f"{mark!r} of {name!r} is not a time in milliseconds")
     _tell(listed, found)
     return listed
 

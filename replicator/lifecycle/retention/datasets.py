@@ -98,7 +98,7 @@ def sources(job: JobFile) -> Iterator[DatasetFinder | Failed]:
         hint = (
             "set gobblin.retention.tag to a tag of the store"
             if job.store
-            else f"{_FINDER[1]}, or {STORE_URI} and a tag"
+            else f"set {_FINDER[1]}, or {STORE_URI} and a tag"
         )
         raise ConfigError(f"{job.place}: names neither a dataset finder nor a tag", hint=hint)
     if job.store is None:
@@ -141,7 +141,10 @@ def _datasets(
 ) -> Iterator[Dataset | Failed]:
     if source.kind == "hive":
         if metastore is None:
-            raise UsageError(f"{source.settings.name}: finds Hive tables", hint="name the metastore with --metastore")
+            raise UsageError(
+                f"{source.settings.name}: finds Hive tables, so it needs a metastore",
+                hint="name the metastore with --metastore",
+            )
         yield from _hive(job, source, metastore)
         return
     root = (
@@ -155,9 +158,9 @@ def _datasets(
         except Error as error:
             yield Failed(path, explained(error))
     for link in found.links:
-        yield Failed(link, "a symbolic link: name the directory that it leads to")
+        yield Failed(link, "a symbolic link: name the directory it points to")
     for path in found.unnamed:
-        yield Failed(path, "stays: its name is not UTF-8, so no configuration can name it (rename it)")
+        yield Failed(path, "kept: its name is not UTF-8, so no configuration can name it (rename it)")
 
 
 def _paths(source: DatasetFinder, root: str, found: Found) -> Iterator[str]:
@@ -167,7 +170,7 @@ def _paths(source: DatasetFinder, root: str, found: Found) -> Iterator[str]:
         return
     pattern = source.settings.required(*_PATTERN)
     if scheme(pattern) == "file" and not pattern.startswith(("/", "file:")):
-        raise source.settings.wrong(_PATTERN[0], source.settings.find(*_PATTERN), "is relative: write the whole path")
+        raise source.settings.wrong(_PATTERN[0], source.settings.find(*_PATTERN), "is relative: write the full path")
     skip = _blacklist(source.settings)
     try:
         matches = glob(pattern if "://" in pattern or not root else _under(root, pattern), found)
@@ -177,7 +180,9 @@ def _paths(source: DatasetFinder, root: str, found: Found) -> Iterator[str]:
             if not any(regex.search(_key(each.path, root)) for regex in skip):
                 yield each.path
     except ValueError as error:
-        raise source.settings.wrong(_PATTERN[0], source.settings.find(*_PATTERN), f"is no glob: {error}") from error
+        raise source.settings.wrong(
+            _PATTERN[0], source.settings.find(*_PATTERN), f"is not a valid glob: {error}"
+        ) from error
     if not hits:
         raise source.settings.wrong(
             _PATTERN[0],
@@ -203,7 +208,7 @@ def _blacklist(settings: Settings) -> list[re.Pattern[str]]:
             if each:
                 found.append(re.compile(glob_regex(each) if "glob" in key else each))
         except (re.error, ValueError) as error:
-            raise settings.wrong(key, settings.find(key), f"is no pattern: {error}") from error
+            raise settings.wrong(key, settings.find(key), f"is not a valid pattern: {error}") from error
     return found
 
 
@@ -256,9 +261,9 @@ def _foreign(table: Table) -> str:
     """Returns why partitions of a table cannot be removed with their files; empty if they can."""
     format = table_format(table)
     if format == "acid":
-        return f"{SAID[format]}: its partitions go with the transactions that wrote them; drop them in Hive"
+        return f"{SAID[format]}: its partitions belong to the transactions that wrote them; drop them in Hive"
     if format in SAID and format != "symlink":
-        return f"{SAID[format]}: its own log says which files count, so remove its data with its own tools"
+        return f"{SAID[format]}: its own log determines its files, so remove its data with its own tools"
     return ""
 
 
@@ -307,7 +312,7 @@ def explain_key(resolved: Resolved, path: str, store: str, version: str) -> Expl
     ]
     far = [each for each in reported if each.far]
     warnings = [
-        f"{each.key}: the store's root decides ({each.at}), though a nearer key sets it too ({each.hides[0]})"
+        f"{each.key}: the store's root takes precedence ({each.at}), though a nearer key sets it too ({each.hides[0]})"
         for each in far
     ]
     names = [text_of(node.key) + ("" if node.main.fields or node.includes else " (no file)") for node in resolved.nodes]

@@ -70,7 +70,7 @@ class _Parser:
     def root(self) -> Fields:
         self._skip()
         if self._looking_at("["):
-            raise self._error("a list, where the file must be an object")
+            raise self._error("found a list, but the file must be an object")
         if self._looking_at("{"):
             found = self._object(())
             self._skip()
@@ -187,7 +187,8 @@ class _Parser:
         if not pieces:
             shown = repr(self.text[self._at]) if self._at < len(self.text) else "the end of the file"
             raise self._error(
-                f"expected a value, found {shown}", "text with other signs than letters, digits, - _ . / needs quotes"
+                f"expected a value, found {shown}",
+                "text with characters other than letters, digits, - _ . / needs quotes",
             )
         return join(tuple(pieces), origin)
 
@@ -250,7 +251,7 @@ class _Parser:
         try:  # characters beyond the basic plane are escaped as two
             text = text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            raise self._error("half of an escaped sign") from None
+            raise self._error("incomplete escaped character") from None
         self._at = match.end()
         return text
 
@@ -259,7 +260,7 @@ class _Parser:
         if len(sign) == 5:
             return chr(int(sign[1:], 16))
         if sign not in _ESCAPES:
-            raise self._error(f"\\{sign} is no escape", "write \\\\ for a backslash")
+            raise self._error(f"\\{sign} is not a valid escape", "write \\\\ for a backslash")
         return _ESCAPES[sign]
 
     def _triple_quoted(self) -> str:
@@ -280,9 +281,7 @@ class _Parser:
         if match is None:
             raise self._error('expected include "file"')
         if match[2] not in (None, "file("):
-            raise self._error(
-                f"include {match[2]}...) is not read", "only files of the store are: put the values into one"
-            )
+            raise self._error(f"include {match[2]}...) is not supported", "put the values into a file of the store")
         self._at += match.start(3) - match.start()
         name = self._quoted()
         self._at = match.end()
@@ -312,7 +311,7 @@ class _Parser:
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > DEPTH:
-            raise self._error(f"more than {DEPTH} braces and brackets inside each other")
+            raise self._error(f"braces and brackets are nested more than {DEPTH} deep")
 
     def _origin(self) -> Origin:
         return Origin(self.name, self.first_line + bisect.bisect_left(self._lines, self._at))

@@ -141,7 +141,7 @@ def join(pieces: tuple[Raw, ...], origin: Origin) -> Raw:
         texts = [piece.text for piece in pieces if isinstance(piece, Scalar)]
         return Scalar("".join(texts), any(piece.quoted for piece in solid if isinstance(piece, Scalar)), origin)
     raise ConfigError(
-        f"{origin}: text, a list and an object stand beside each other",
+        f"{origin}: text, lists and objects cannot be combined in one value",
         hint="end the value with a newline or a comma, or quote it",
     )
 
@@ -186,7 +186,7 @@ class _Resolution:
         self._steps += 1
         if self._steps > STEPS:
             raise ConfigError(
-                f"{node.origin}: references grow without end", hint="look for ${...} that repeat each other"
+                f"{node.origin}: references expand without end", hint="check for ${...} that repeat each other"
             )
         match node:
             case Scalar():
@@ -259,7 +259,7 @@ class _Resolution:
                 return self._from_outside(name, reference.origin)
         if reference.optional:
             return None
-        what = "leads to itself" if itself else "leads to nothing"
+        what = "refers to itself" if itself else "refers to nothing"
         name = ".".join(reference.paths[-1])
         raise ConfigError(
             f"{reference.origin}: ${{{name}}} {what}", hint=f"define {name}, or write ${{?{name}}} if it may be missing"
@@ -306,7 +306,7 @@ class _Resolution:
                 self._nested += 1
                 try:
                     if self._nested > NESTED:
-                        raise ConfigError(f"{node.origin}: references lead to each other", hint="break the circle")
+                        raise ConfigError(f"{node.origin}: references form a cycle", hint="break the cycle")
                     value = self._referred(node)
                 finally:
                     self._nested -= 1
@@ -317,7 +317,7 @@ class _Resolution:
     def _inside(self, path: Path, lower: Lower, origin: Origin) -> Iterator[None]:
         self._nested += 1
         if self._nested > NESTED:
-            raise ConfigError(f"{origin}: references lead to each other", hint="break the circle")
+            raise ConfigError(f"{origin}: references form a cycle", hint="break the cycle")
         self._below.setdefault(path, []).append(lower)
         try:
             yield

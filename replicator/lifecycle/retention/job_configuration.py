@@ -79,7 +79,7 @@ def _read(place: str) -> Fields:
         data = as_written(place).read_bytes()
     except FileNotFoundError:
         raise ConfigError(
-            f"{place}: there is no such file", hint="name a job file, or a config store's directory"
+            f"{place}: the file does not exist", hint="name a job file, or a config store's directory"
         ) from None
     if not name.endswith((".conf", ".json", ".hocon")):
         return _as_fields(_properties(data, name), name)
@@ -183,7 +183,7 @@ NOT_HERE = {
     "ManagedIcebergCleanableDatasetFinder": "an Iceberg table expires its own snapshots: use its procedures",
     "TimeBasedDatasetStoreDatasetFinder": "Gobblin's job state is cleaned by Gobblin",
     "TimestampedDatasetStateStoreVersionFinder": "Gobblin's job state is cleaned by Gobblin",
-    "RawDatasetRetentionPolicy": "raw versions beside refined ones: give the raw dataset a policy of its own",
+    "RawDatasetRetentionPolicy": "raw versions next to refined ones: give the raw dataset a policy of its own",
     "Avro2OrcStaleDatasetCleaner": "the conversion's own cleaner: use a glob dataset over its directories",
 }
 
@@ -196,10 +196,10 @@ def known(text: str, table: dict[str, str], what: str, origin: Origin | None) ->
     if name in table:
         return table[name]
     if name in NOT_HERE:
-        raise ConfigError(f"{where}{name} does not run here", hint=NOT_HERE[name])
+        raise ConfigError(f"{where}{name} is not supported", hint=NOT_HERE[name])
     near = difflib.get_close_matches(text.rpartition(".")[2], table, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(table)}"
-    raise ConfigError(f"{where}{text!r} is no {what} that is known here", hint=hint)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(table)}"
+    raise ConfigError(f"{where}{text!r} is not a known {what}", hint=hint)
 
 
 # ---- dates and lookbacks ---------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class DatePattern:
     def read(self, text: str) -> datetime:
         match = self._regex.fullmatch(text)
         if match is None:
-            raise Unreadable(f"{text!r} is not {self.pattern}")
+            raise Unreadable(f"{text!r} does not match {self.pattern}")
         return _moment(match.groupdict(), text, self.zone)
 
     def write(self, moment: datetime) -> str:
@@ -272,15 +272,15 @@ def date_pattern(pattern: str, zone_name: str) -> DatePattern:
     try:
         zone = UTC if zone_name in ("UTC", "GMT", "Z") else ZoneInfo(zone_name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(f"{zone_name!r} is no time zone: write one such as Europe/Berlin or UTC") from error
+        raise ValueError(f"{zone_name!r} is not a time zone: write one such as Europe/Berlin or UTC") from error
     if not pattern:
         raise ValueError("the pattern is empty")
     tokens = _tokens(pattern)
     names = [name.removesuffix("name") for name, _, _ in tokens]
     if "year" not in names or ("month" not in names and ("day" in names)) or ("yearday" in names and "day" in names):
-        raise ValueError(f"{pattern!r} does not tell a day of a year")
+        raise ValueError(f"{pattern!r} does not specify a day of a year")
     if len(set(filter(None, names))) != len(list(filter(None, names))):
-        raise ValueError(f"{pattern!r} tells the same twice")
+        raise ValueError(f"{pattern!r} specifies a field twice")
     regex, width = "", 0
     for number, (name, text, size) in enumerate(tokens):
         after = tokens[number + 1][0] if number + 1 < len(tokens) else ""
@@ -312,7 +312,7 @@ def _tokens(pattern: str) -> list[tuple[str, str, int]]:
             found.append((_NUMBERS[match[1]], text, len(text)))
         else:
             raise ValueError(
-                f"{pattern!r}: {text} is not understood; understood are yyyy MM MMM dd HH mm ss SSS DDD hh a"
+                f"{pattern!r}: {text} is not supported; supported are yyyy MM MMM dd HH mm ss SSS DDD hh a"
             )
     if at != len(pattern):
         raise ValueError(f"{pattern!r}: a quote is not closed")
@@ -345,9 +345,7 @@ def _moment(found: dict[str, str], text: str, zone: tzinfo) -> datetime:
     if "hour12" in found:
         hour = int(found["hour12"])
         if not 1 <= hour <= 12:
-            raise Unreadable(
-                f"{text!r}: there is no hour {hour:02d} on the 12-hour clock that hh stands for; HH reads it"
-            )
+            raise Unreadable(f"{text!r}: there is no hour {hour:02d} on the 12-hour clock that hh means; HH reads it")
         if "half" in found:
             hour = hour % 12 + (12 if found["half"].upper() == "PM" else 0)
         elif hour == 12:
@@ -411,9 +409,9 @@ def parse_lookback(text: str) -> Period:
     would select everything."""
     found = parse_period(text) if text.startswith("P") and text.isupper() else _short(text)
     if min(found.months, found.days, found.seconds) < 0 or not (found.months or found.days or found.seconds):
-        raise ValueError(f"{text!r} is no time at all, and everything would be older")
+        raise ValueError(f"{text!r} is not a positive period, so everything would be older")
     if found.months > _LONGEST or found.days > _LONGEST * 31 or found.seconds > _LONGEST * 31 * 86400:
-        raise ValueError(f"{text!r} is longer than any time that can be counted")
+        raise ValueError(f"{text!r} is longer than the supported maximum")
     return found
 
 
@@ -424,7 +422,7 @@ def _short(text: str) -> Period:
         raise ValueError(f"{text!r} is not a lookback such as 7d, 12h, 3M or 1y6M")
     if match[5]:
         raise ValueError(
-            f"{text!r}: m is minutes to some releases and months to others: write PT{match[5]}M or {match[5]}M"
+            f"{text!r}: m means minutes in some releases and months in others: write PT{match[5]}M or {match[5]}M"
         )
     years, months, days, hours = (int(group or 0) for group in match.groups()[:4])
     return Period(text, years * 12 + months, days, hours * 3600)

@@ -101,7 +101,7 @@ class Planner:
     def _plan_files(self, dataset: FileDataset) -> DatasetPlan:
         plan = DatasetPlan(dataset.name)
         if dataset.settings.truth(f"{PREFIX}.dataset.is.blacklisted", default=False):
-            plan.warnings.append(f"{dataset.name}: left alone, as {PREFIX}.dataset.is.blacklisted says")
+            plan.warnings.append(f"{dataset.name}: skipped, because {PREFIX}.dataset.is.blacklisted is true")
             return plan
         planned: set[str] = set()
         for pair, policy in pairs(dataset.settings, dataset.kind):
@@ -142,9 +142,9 @@ class Planner:
         plan.ignored += listed.ignored
         plan.unnamed = list(dict.fromkeys([*plan.unnamed, *listed.unnamed]))  # several finders may report the same
         if not listed.versions:
-            plan.warnings.append(f"{name}: the version finder finds nothing")
+            plan.warnings.append(f"{name}: the version finder found no versions")
         plan.doubts += listed.doubts
-        plan.warnings += [f"{name}: stays, as its time cannot be read: {each}" for each in listed.why]
+        plan.warnings += [f"{name}: kept, because its time cannot be read: {each}" for each in listed.why]
         if listed.ignored > len(listed.why):
             plan.warnings.append(f"{name}: and {listed.ignored - len(listed.why):,} more whose time cannot be read")
 
@@ -157,12 +157,12 @@ class Planner:
         if own is None:
             raise dataset.settings.missing(prefix)
         if own.truth("is.blacklisted", default=False):
-            plan.warnings.append(f"{dataset.name}: left alone, as {prefix}.is.blacklisted says")
+            plan.warnings.append(f"{dataset.name}: skipped, because {prefix}.is.blacklisted is true")
             return plan
         if table.is_view:
             return plan
         if not table.is_partitioned:
-            raise ConfigError(f"{dataset.name} has no partitions", hint="leave it out by hive.dataset.blacklist")
+            raise ConfigError(f"{dataset.name} has no partitions", hint="exclude it with hive.dataset.blacklist")
         assert self.metastore
         pair = Pair(own, dataset.settings)
         listed = partition_finder(pair)(self.metastore, table)

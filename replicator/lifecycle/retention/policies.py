@@ -37,7 +37,7 @@ class Policy:
         """Selects versions, sorted newest first. Raises ConfigError if the policy cannot evaluate such versions."""
         if (self.needs == TIME and by != TIME) or (self.needs == "order" and by == NONE):
             raise ConfigError(
-                "the policy needs versions with a time, and the version finder gives none",
+                "the policy needs versions with a time, but the version finder provides none",
                 hint="choose a version finder that reads times, or another policy",
             )
         return self.choose(versions, now)
@@ -69,7 +69,7 @@ def selection_policy(pair: Pair, name: str | None = None) -> Policy:
             return Policy("", lambda versions, now: _unhidden(versions, prefixes))
         case "all":
             return Policy(
-                "", lambda versions, now: dict.fromkeys(range(len(versions)), "SelectAllPolicy takes everything")
+                "", lambda versions, now: dict.fromkeys(range(len(versions)), "SelectAllPolicy selects everything")
             )
         case _:
             return Policy("", lambda versions, now: {})
@@ -95,7 +95,7 @@ def _between(versions: Sequence[Version], least: Period | None, most: Period | N
             younger = (
                 f"{reported(each.time)} + {most.text} is after {reported(now)}" if most else f"{reported(each.time)}"
             )
-            found[number] = younger + (f", and + {least.text} before it" if least else " lies in the past")
+            found[number] = younger + (f", and + {least.text} is before it" if least else " is in the past")
     return found
 
 
@@ -116,7 +116,7 @@ def _newest(pair: Pair) -> Policy:
     if (taken is None) == (left is None):
         state = "neither" if taken is None else "both"
         raise ConfigError(
-            f"{pair.own.name}: {state} of selection.newestK.versionsSelected and versionsNotSelected",
+            f"{pair.own.name}: sets {state} of selection.newestK.versionsSelected and versionsNotSelected",
             hint="write versionsNotSelected = K to keep the newest K",
         )
     if left is not None:
@@ -133,14 +133,14 @@ def _count(pair: Pair, key: str) -> int | None:
 
 def beyond(versions: Sequence[Version], left: int) -> Chosen:
     return {
-        number: f"number {number + 1} of {len(versions)}, newest first; the newest {left} stay"
+        number: f"number {number + 1} of {len(versions)}, newest first; the newest {left} are kept"
         for number in range(left, len(versions))
     }
 
 
 def _first(versions: Sequence[Version], taken: int) -> Chosen:
     return {
-        number: f"number {number + 1} of {len(versions)}, newest first; the newest {taken} are taken"
+        number: f"number {number + 1} of {len(versions)}, newest first; the newest {taken} are selected"
         for number in range(min(taken, len(versions)))
     }
 
@@ -160,7 +160,7 @@ def _combined(pair: Pair) -> Policy:
 def combine(policies: Sequence[Policy], operation: str, where: str) -> Policy:
     """Combines policies. UNION: versions that any policy selects; INTERSECT: versions that all select."""
     if operation.upper() not in ("UNION", "INTERSECT"):
-        raise ConfigError(f"{where}: {operation!r} combines nothing", hint="write UNION or INTERSECT")
+        raise ConfigError(f"{where}: {operation!r} is not an operation", hint="write UNION or INTERSECT")
     needs = TIME if any(each.needs == TIME for each in policies) else "order" if any(p.needs for p in policies) else ""
 
     def choose(versions: Sequence[Version], now: datetime) -> Chosen:
@@ -225,10 +225,10 @@ def _legacy_duration(whole: Settings) -> Period:
         if minutes is None:
             raise whole.missing(keys[0])
         if minutes <= 0:
-            raise ValueError(f"{minutes} minutes are no time at all, and everything would be older")
+            raise ValueError(f"{minutes} minutes are not a positive period, so everything would be older")
         return Period(f"{minutes} minutes", seconds=minutes * 60)
     except ValueError as error:
-        raise whole.wrong(keys[0], whole.find(*keys), f"is no duration: {error}") from error
+        raise whole.wrong(keys[0], whole.find(*keys), f"is not a valid duration: {error}") from error
 
 
 def _legacy_combined(whole: Settings) -> Policy:
@@ -249,10 +249,10 @@ def _predicate(whole: Settings) -> Policy:
         "gobblin.retention.retention.whitelist.pattern",
     )
     if whole.required(key).rpartition(".")[2] != "WhitelistPredicate":
-        raise whole.wrong(key, whole.find(key), "is no predicate that is known here; WhitelistPredicate is")
+        raise whole.wrong(key, whole.find(key), "is not a known predicate; only WhitelistPredicate is")
     try:
         wanted = re.compile(whole.required(pattern))
     except re.error as error:
-        raise whole.wrong(pattern, whole.find(pattern), f"is no regular expression: {error}") from error
+        raise whole.wrong(pattern, whole.find(pattern), f"is not a valid regular expression: {error}") from error
     why = f"{wanted.pattern} is not found in its path"
     return Policy("", lambda versions, now: {n: why for n, each in enumerate(versions) if not wanted.search(each.path)})

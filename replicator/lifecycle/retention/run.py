@@ -70,7 +70,7 @@ class Dropper:
             if then == now:
                 kept.append(item)
             else:
-                changed.append((item, f"it lies at {now or 'no place'} by now"))
+                changed.append((item, f"its location is now {now or 'unset'}"))
         return kept, changed
 
     def drop(self, items: Sequence[PlannedItem]) -> Dropped:
@@ -168,7 +168,7 @@ def _decode(data: bytes, place: str) -> list[PlannedItem]:
         return msgspec.json.decode(data, type=list[PlannedItem])
     except UNREADABLE as error:
         raise FormatError(
-            f"{place}: {error}", hint="drop by hand the partitions whose directories are empty, then remove this file"
+            f"{place}: {error}", hint="manually drop the partitions whose directories are empty, then remove this file"
         ) from error
 
 
@@ -243,7 +243,7 @@ class Executor:
         except (Error, OSError) as error:
             return explained(error)
         if now is not None and now.mtime != item.mtime:
-            return Refusal(item.removal, "it was changed since it was listed")
+            return Refusal(item.removal, "it has changed since it was listed")
         return found
 
     def _prune(self, gone: Sequence[PlannedItem]) -> None:
@@ -254,7 +254,7 @@ class Executor:
                 try:
                     _remove_empty_parents(item, self.remover.live)
                 except (Error, OSError) as error:
-                    self.done.fail(above, f"an emptied directory stays: {explained(error)}")
+                    self.done.fail(above, f"an emptied directory was not removed: {explained(error)}")
 
     def _drop(self, items: Sequence[PlannedItem]) -> None:
         dropper = self.dropper
@@ -314,10 +314,10 @@ def _remove_empty_parents(item: PlannedItem, live: LiveLocations) -> None:
 
 UNNAMED = 20  # names of a dataset that are not UTF-8 and are listed individually
 NO_EFFECT = {
-    "gobblin.retention.skip.trash": "everything goes to $cmroot",
+    "gobblin.retention.skip.trash": "everything is moved to $cmroot",
     "gobblin.retention.delete.as.owner": "files are moved by the user that runs this",
     "gobblin.retention.hdfs.calls.per.second.limit": "it never had any",
-    "gobblin.trash": "everything goes to $cmroot",
+    "gobblin.trash": "everything is moved to $cmroot",
     "trash.class": "it never had any",
 }
 """Keys of Gobblin without effect here, and why; a report lists those that are set."""
@@ -409,7 +409,7 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
 
     def _tell_unnamed(self, outcome: DatasetPlan) -> None:
         for path in outcome.unnamed[:UNNAMED]:
-            self.done.fail(path, "stays: its name is not UTF-8, so no plan can name it (rename it)")
+            self.done.fail(path, "kept: its name is not UTF-8, so no plan can name it (rename it)")
         if more := len(outcome.unnamed[UNNAMED:]):
             self.done.fail(outcome.name, f"{more:,} more of its names are not UTF-8")
 

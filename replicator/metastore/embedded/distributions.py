@@ -255,7 +255,7 @@ VERSIONS = {
 def hive(name: str) -> Hive:
     """Returns a version by its name. Raises UsageError."""
     if name not in VERSIONS:
-        raise UsageError(f"no metastore of Hive {name!r} is known", hint=f"known: {', '.join(VERSIONS)}")
+        raise UsageError(f"{name!r} is not a known version of Hive", hint=f"known: {', '.join(VERSIONS)}")
     return VERSIONS[name]
 
 
@@ -281,13 +281,13 @@ def listener_jar(java: Java, env: Mapping[str, str]) -> Path:
     if given := env.get("REPLICATOR_LISTENER_JAR"):
         if not Path(given).is_file():
             hint = f"give the path of a {_LISTENER_MODULE} jar"
-            raise JavaError(f"REPLICATOR_LISTENER_JAR names no file: {given}", hint=hint)
+            raise JavaError(f"REPLICATOR_LISTENER_JAR is not a file: {given}", hint=hint)
         return Path(given).absolute()
     version = pyspark_hive(pyspark_jars())
     hint = f"set REPLICATOR_LISTENER_JAR to a {_LISTENER_MODULE}-{version}.jar"
     if version not in _LISTENERS:
         known = ", ".join(_LISTENERS)
-        message = f"pyspark brings Hive {version}, for which no {_LISTENER_MODULE} is known (known: {known})"
+        message = f"pyspark includes Hive {version}, for which no {_LISTENER_MODULE} is known (known: {known})"
         raise JavaError(message, hint=f"install a pyspark with a known Hive, or {hint}")
     return _fetched(_LISTENERS[version], java, env, hint)
 

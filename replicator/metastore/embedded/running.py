@@ -144,7 +144,7 @@ def start(
         database = _database(settings)
         if before and before.database and not database:
             raise UsageError(
-                f"the metastore of {directory} has its data in {before.database}, which this start does not name",
+                f"the metastore of {directory} has its data in {before.database}, which this start does not specify",
                 hint=f"give the settings of its first start again: {CONNECTION_URL}, its user and password",
             )
         if database:
@@ -195,12 +195,12 @@ def _version(directory: Path, before: _State | None, wanted: str | None, host: s
     if had and chosen.name != had:
         raise UsageError(
             f"{directory} has a metastore of Hive {had}, not {chosen.name}",
-            hint="use another directory, or leave it out",
+            hint="use another directory, or omit the version",
         )
     if not chosen.binds and host not in EVERYWHERE:
         raise UsageError(
             f"a metastore of Hive {chosen.name} listens on all addresses of this machine",
-            hint="accept it with --host 0.0.0.0: whoever can connect has full access to the data",
+            hint="accept it with --host 0.0.0.0: anyone who can connect has full access to the data",
         )
     return chosen.name
 

@@ -318,7 +318,7 @@ def last_lines(log: Path, count: int = 15) -> str:
 def _hint(log: Path) -> str:
     text = last_lines(log, 60)
     if "Address already in use" in text:
-        return "another process listens on that port: give another one, or none"
+        return "another process listens on that port: use another port, or omit it"
     if "Another instance of Derby" in text:
         return "another metastore runs on this directory: stop it, or use another directory"
     if "OutOfMemoryError" in text or "insufficient memory" in text:

@@ -148,7 +148,7 @@ def _make_schema(hive: Hive, run: _Run) -> None:
         if done.returncode:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
             raise MetastoreStartError(
-                f"the metastore's tables cannot be made ({' '.join(step)}):\n{said}",
+                f"the metastore's tables cannot be created ({' '.join(step)}):\n{said}",
                 hint="check the database's URL, user and password, and that it is empty",
             )
 

@@ -47,7 +47,7 @@ def answers(side: str, metastore: MetastoreReader, stopwatch: Callable[[], float
             side,
             "warning",
             f"{reported}; sends fields that would be lost: {lost}",
-            "use a newer release, which knows them",
+            "use a newer release, which supports these fields",
             (Figure(f"{side}_answer", seconds, "s"),),
         )
     return Finding(side, "ok", reported, figures=(Figure(f"{side}_answer", seconds, "s"),))
@@ -81,8 +81,8 @@ def levels_fit(source: Database | None, target: Database | None) -> Finding:
         return Finding(
             "versions",
             "warning",
-            f"the source speaks the {one}, the target the {other}",
-            "what only newer servers know is not replicated; keep the target at least as new as the source",
+            f"the source has the {one}, the target the {other}",
+            "metadata that only newer servers support is not replicated; keep the target at least as new as the source",
         )
     text = one if one == other else f"source: {one}; target: {other}"
     return Finding("versions", "ok", text)
@@ -100,9 +100,8 @@ def are_two(source: MetastoreReader, target: MetastoreReader) -> Finding:
             return Finding(
                 "sides",
                 "critical",
-                f"{source.uri} and {target.uri} have the same event {row.id}: one metastore",
-                "name another target. If it was made from a copy of the source's database: change anything in both, "
-                "and check again",
+                f"{source.uri} and {target.uri} have the same event {row.id}: they are one metastore",
+                "name another target; if its database is a copy of the source's, make a change in both and check again",
             )
         return Finding("sides", "ok", "the two metastores have different events")
     here, there_ = default_database(source), default_database(target)
@@ -110,7 +109,7 @@ def are_two(source: MetastoreReader, target: MetastoreReader) -> Finding:
         return Finding(
             "sides",
             "warning",
-            f"cannot be told apart: the source has no event, and both say that their warehouse is {here.location}",
+            f"cannot be distinguished: the source has no event, and both report the warehouse {here.location}",
             "make any change at the source, then check again",
         )
     return Finding("sides", "ok", "the two metastores have different warehouses")
@@ -129,7 +128,7 @@ def log_is_on(source: MetastoreReader, databases: Sequence[str]) -> Finding:
         return Finding(
             "log",
             "warning",
-            "a listener is configured, but it has written no event yet, although there are databases",
+            "a listener is configured, but it has written no event yet, although databases exist",
             "make any change at the source, such as a comment of a table, then check again",
         )
     return Finding("log", "ok", f"on; the newest event is {newest}", figures=(Figure("newest_event", newest),))
@@ -144,28 +143,28 @@ def judge_reach(reach: Reach, *, now: float, schedule: timedelta) -> Finding:
             if reach.oldest
             else "empty"
         )
-        return _life_fits(Finding(name, "ok", f"{begins}; nothing was captured yet"), reach.life, schedule)
+        return _life_fits(Finding(name, "ok", f"{begins}; nothing has been captured yet"), reach.life, schedule)
     if reach.cursor > reach.newest:
         return Finding(
             name,
             "critical",
-            f"event {reach.cursor} was captured, but the source's newest is {reach.newest}: another metastore, or one "
-            "restored from a backup",
+            f"event {reach.cursor} was captured, but the source's newest is {reach.newest}: it is another "
+            "metastore, or was restored from a backup",
             "begin with a new cmroot and a bootstrap",
         )
     if reach.cursor == reach.newest:
-        return _life_fits(Finding(name, "ok", f"all are captured, up to {reach.newest}"), reach.life, schedule)
+        return _life_fits(Finding(name, "ok", f"all events up to {reach.newest} are captured"), reach.life, schedule)
     if reach.needed is None or reach.needed.id > reach.cursor + 1:
         until = reach.needed.id - 1 if reach.needed else reach.newest
         return Finding(
             name,
             "critical",
-            f"events {reach.cursor + 1} to {until} were cleaned before capture read them",
+            f"events {reach.cursor + 1} to {until} were cleaned from the log before they were captured",
             "the next run compares every table with the metastore, or `replicator capture --repair` does now; run more "
             f"often, or raise {TTL}",
         )
     age = max(0.0, now - reach.needed.time)
-    waiting = f"event {reach.needed.id} waits for {duration_text(age)}"
+    waiting = f"event {reach.needed.id} has been waiting for {duration_text(age)}"
     if reach.life is None:
         return Finding(name, "ok", f"{waiting}; the server does not report how long it keeps events")
     life = reach.life.total_seconds()
@@ -173,7 +172,7 @@ def judge_reach(reach: Reach, *, now: float, schedule: timedelta) -> Finding:
     figure = Figure("event_headroom", left, "s", life * HEADROOM_WARNING, life * HEADROOM_CRITICAL)
     health: Health = "ok" if left > life * HEADROOM_WARNING else "warning"
     health = "critical" if left < life * HEADROOM_CRITICAL else health
-    text = f"{waiting}, and is cleaned after {duration_text(life)}"
+    text = f"{waiting}; events are cleaned after {duration_text(life)}"
     hint = "" if health == "ok" else f"run the policy now; run it more often, or raise {TTL}"
     return _life_fits(Finding(name, health, text, hint, (figure,)), reach.life, schedule)
 
@@ -183,7 +182,7 @@ def _life_fits(finding: Finding, life: timedelta | None, schedule: timedelta) ->
     if finding.health != "ok" or life is None or schedule * 2 <= life:
         return finding
     lives, runs = duration_text(life.total_seconds()), duration_text(schedule.total_seconds())
-    text = f"{finding.text}; events live for {lives}, and a run begins only every {runs}"
+    text = f"{finding.text}; events are kept for {lives}, but a run begins only every {runs}"
     return Finding(finding.name, "warning", text, f"run at least twice in that time, or raise {TTL}", finding.figures)
 
 
@@ -195,20 +194,19 @@ def judge_clock(side: str, newest: NotificationEvent | None, *, now: float) -> F
     that is ahead is proved, one that is behind is only bounded."""
     name = f"clock {side}"
     if newest is None:
-        return Finding(name, "ok", "unknown: there is no event")
+        return Finding(name, "ok", "unknown: the log has no event")
     ahead = newest.time - now
     if ahead > SKEW.total_seconds():
         return Finding(
             name,
             "warning",
-            f"at least {duration_text(ahead)} ahead of ours, by the time of event {newest.id}",
-            "set both clocks by NTP: until then lags in seconds, and restores to a time, are wrong by that much",
+            f"at least {duration_text(ahead)} ahead of the local clock, by the time of event {newest.id}",
+            "synchronize both clocks with NTP: until then lags in seconds and restores to a time are off by that much",
             (Figure(f"{side}_clock_ahead", ahead, "s", SKEW.total_seconds()),),
         )
     behind = max(EVENT_GRAIN, -ahead)
-    return Finding(
-        name, "ok", f"not ahead of ours; behind by at most {duration_text(behind)}, by the time of event {newest.id}"
-    )
+    text = f"not ahead of the local clock; at most {duration_text(behind)} behind, by the time of event {newest.id}"
+    return Finding(name, "ok", text)
 
 
 # ---- gateway listener ------------------------------------------------------------------------------------------------
@@ -227,9 +225,9 @@ def of_gateway(config: GatewayConfig, metastore: MetastoreConfig) -> Iterator[Fi
         if risk in config.allow:
             yield Finding("gateway", "warning", f"allowed ({risk}): {what}", hint)
         else:
-            yield Finding("gateway", "warning", f"it does not start: {what}", f'{hint}; or allow = ["{risk}"]')
+            yield Finding("gateway", "warning", f"the gateway does not start: {what}", f'{hint}; or allow = ["{risk}"]')
     if not found:
-        yield Finding("gateway", "ok", f"asks of clients: {config.described() or 'nothing'}")
+        yield Finding("gateway", "ok", f"requires of clients: {config.described() or 'nothing'}")
 
 
 # ---- bucket events ---------------------------------------------------------------------------------------------------
@@ -250,5 +248,5 @@ def _judge(bucket: str, queue: BucketQueue) -> Finding:
     except OSError as error:
         why = f"{queue.url}: {error.strerror or error}"
     if why:
-        return Finding(name, "warning", f"all of it is listed: {why}", "see docs/s3-events.md")
-    return Finding(name, "ok", f"{queue.url} hears of all changes")
+        return Finding(name, "warning", f"the bucket is listed in full: {why}", "see docs/s3-events.md")
+    return Finding(name, "ok", f"{queue.url} receives notifications of all changes")

@@ -23,7 +23,7 @@ from replicator.policies.checks.finding import Figure, Finding, Health
 from replicator.policies.checks.metastores import SKEW
 
 ROOM_WARNING, ROOM_CRITICAL = 0.10, 0.02  # shares of a filesystem that should remain free
-_REMOVE = "give this user the right to remove files there, too (s3:DeleteObject)"
+_REMOVE = "also grant this user permission to delete files there (s3:DeleteObject)"
 PROBE = b"written by `replicator check` to see whether this can be written\n"
 
 
@@ -58,7 +58,7 @@ def standing(path: str) -> str:
     path = local_path(path)
     while not is_directory(path):
         if status_of(path, follow=False) is not None:
-            raise NotADirectoryError(f"{path}: is no directory")
+            raise NotADirectoryError(f"{path}: not a directory")
         path = os.path.dirname(path)
     return path
 
@@ -76,10 +76,10 @@ def judge_place(
         probed = probe(place, exclusive=root, clock=clock)
     except (Error, OSError) as error:
         message, hint = reported(error)
-        return Finding(name, "critical", message, hint or "give this user the right to write there"), None
+        return Finding(name, "critical", message, hint or "grant this user write permission there"), None
     if lacks := probed.lacks or ({REMOVE_VERSIONS: TEMPORARY} if probed.leaves else {}):
         text = f"{place}: {'; '.join(dict.fromkeys(lacks.values()))}"
-        return Finding(name, "warning", text, f"give this user {', '.join(lacks)}"), probed
+        return Finding(name, "warning", text, f"grant this user {', '.join(lacks)}"), probed
     return Finding(name, "ok", f"{place}{state}"), probed
 
 
@@ -89,7 +89,7 @@ def _root_state(place: str) -> str:
     if (at / FORMAT).exists() or at.list():
         open_existing(place)
         return ""
-    return ": is not there yet, the first run makes it"
+    return " does not exist yet: the first run creates it"
 
 
 def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.time) -> Probed:
@@ -119,7 +119,7 @@ def _removed(file: Place) -> bool:
     try:
         return file.remove_own()
     except NotWritable as error:
-        raise NotWritable(f"{file}: may be written and not removed", hint=_REMOVE) from error
+        raise NotWritable(f"{file}: can be written, but not deleted", hint=_REMOVE) from error
 
 
 def clock_ahead(there: float, before: float, after: float) -> float:
@@ -133,19 +133,21 @@ def judge_store_clocks(probes: Iterable[Probed]) -> Finding:
     """Compares the stores' clocks with the local one, by the time of a new file: measured in both directions."""
     worst = max(probes, key=lambda each: abs(each.clock_ahead), default=None)
     if worst is None:
-        return Finding("clock stores", "unknown", "no place could be written", "see the rights above")
+        return Finding("clock stores", "unknown", "no location could be written", "see the permissions above")
     figure = Figure("store_clock_ahead", worst.clock_ahead, "s", SKEW.total_seconds())
     if abs(worst.clock_ahead) > SKEW.total_seconds():
         direction = "ahead of" if worst.clock_ahead > 0 else "behind"
         return Finding(
             "clock stores",
             "warning",
-            f"{worst.place}: {duration_text(abs(worst.clock_ahead))} {direction} ours",
-            "set this host's clock by NTP: leases on object stores rely on clocks that differ by no more than "
+            f"{worst.place}: {duration_text(abs(worst.clock_ahead))} {direction} the local clock",
+            "synchronize this host's clock with NTP: leases on object stores require clocks that differ by at most "
             f"{SKEW.total_seconds():.0f} s",
             (figure,),
         )
-    return Finding("clock stores", "ok", "as ours, by the times of files just written", figures=(figure,))
+    return Finding(
+        "clock stores", "ok", "equal to the local clock, by the times of files just written", figures=(figure,)
+    )
 
 
 # Room
@@ -168,7 +170,7 @@ def _judge_room(keys: Sequence[str], room: Room) -> Finding:
         f"room {', '.join(keys)}",
         health,
         f"{size_text(room.free)} of {size_text(room.total)} free ({part:.0%})",
-        "" if health == "ok" else "free space, expire (`replicator cm expire`), or move these places",
+        "" if health == "ok" else "free space, expire kept files (`replicator cm expire`), or move these directories",
         (Figure(f"free_{keys[0]}", room.free, "B", *bounds),),
     )
 
@@ -213,11 +215,11 @@ def _judge_keeper(root: str, locations: Sequence[str], requested: str, manager: 
         return Finding(name, "critical", *reported(error))
     if said:
         return Finding(
-            name, "warning", f"{keeper.name}: {'; '.join(said)}", "see docs/cmroot-format.md, what keeps what"
+            name, "warning", f"{keeper.name}: {'; '.join(said)}", "see docs/cmroot-format.md, `What keeps what`"
         )
     if isinstance(keeper, NoKeeper):
-        hint = "choose another keeper, unless losing what is dropped before it is copied is meant"
-        return Finding(name, "warning", f"none: nothing is kept of {many}", hint)
+        hint = "choose another keeper, unless files that are dropped before they are copied may be lost"
+        return Finding(name, "warning", f"none: no files of {many} are kept", hint)
     return Finding(name, "ok", f"{keeper.name}, for {many}")
 
 

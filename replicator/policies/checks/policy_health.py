@@ -48,20 +48,20 @@ def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pai
             Finding(
                 "databases",
                 "critical",
-                f"none of the source matches {', '.join(policy.databases)}",
-                "patterns match whole names of databases",
+                f"no database of the source matches {', '.join(policy.databases)}",
+                "patterns match entire database names",
             )
         ]
     found = [Finding("databases", "ok", _listed(names), figures=(Figure("databases", len(names)),))]
     missing = sorted(set(policy.rename_db) - set(names))
     if missing:
-        hint = "mend `rename_db`, or drop the line"
+        hint = "fix `rename_db`, or remove the line"
         found.append(Finding("rename_db", "warning", f"not at the source: {_listed(missing)}", hint))
     left = [pair.name for pair in pairs if not pair.matches or pair.source is None]
     left += [f"{pair.name} as {pair.replica}" for pair in renamed]
     if left:
-        text = f"replicated before, and not in the policy or not at the source any more: {_listed(left)}"
-        hint = "a plan shows what the next run would drop; it drops with consent only"
+        text = f"replicated before, but no longer in the policy or no longer at the source: {_listed(left)}"
+        hint = "a plan shows what the next run would drop; it drops only with consent"
         found.append(Finding("scope", "warning", text, hint))
     return found
 
@@ -74,12 +74,12 @@ def judge_filters(policy: Policy, source: MetastoreReader) -> list[Finding]:
         try:
             keys = [key.name for key in source.table(db, table).partition_keys]
         except ObjectNotFound:
-            found.append(Finding(f"partitions {name}", "warning", "there is no such table", "mend its name"))
+            found.append(Finding(f"partitions {name}", "warning", "the source has no such table", "fix its name"))
             continue
         unknown = wanted.unknown_keys(keys)
         if unknown:
-            text = f"{', '.join(unknown)}: no partition key; the table has {', '.join(keys) or 'none'}"
-            found.append(Finding(f"partitions {name}", "critical", text, "a filter is about partition keys only"))
+            text = f"not a partition key: {', '.join(unknown)}; the table has {', '.join(keys) or 'none'}"
+            found.append(Finding(f"partitions {name}", "critical", text, "a filter may use only partition keys"))
     return found
 
 
@@ -100,8 +100,8 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
             Finding(
                 "replicas",
                 "critical",
-                f"made from another cmroot: {_listed(foreign)}",
-                "name the cmroot that they were made from, or drop them at the target",
+                f"created from another cmroot: {_listed(foreign)}",
+                "name the cmroot that they were created from, or drop them at the target",
             )
         )
     if strange:
@@ -110,11 +110,13 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
                 "replicas",
                 "warning",
                 f"not created by replication, and not empty: {_listed(strange)}",
-                "`sync --adopt` takes them over: what is equal stays, the rest goes to target_cmroot; without it the "
-                "run is refused. If that is not meant, give other names with `rename_db`",
+                "`sync --adopt` adopts them: equal files are kept, others are moved to target_cmroot; without it the "
+                "run is refused. If this is not intended, give the replicas other names with `rename_db`",
             )
         )
-    return found or [Finding("replicas", "ok", "what is at the target is this policy's, or nothing")]
+    return found or [
+        Finding("replicas", "ok", "the target's databases of these names belong to this policy, or do not exist")
+    ]
 
 
 def judge_overlaps(policy: Policy, others: Iterable[Policy], existing: dict[str, list[str]]) -> list[Finding]:
@@ -122,7 +124,10 @@ def judge_overlaps(policy: Policy, others: Iterable[Policy], existing: dict[str,
     beside = [other for other in others if other.name != policy.name and same_metastore(policy.target, other.target)]
     found = [
         Finding(
-            "overlap", "unknown", f"policy {other.name}: its source {other.source} does not answer", "check it, too"
+            "overlap",
+            "unknown",
+            f"policy {other.name}: its source {other.source} does not answer",
+            "check that policy, too",
         )
         for other in beside
         if other.source_key not in existing
@@ -151,7 +156,7 @@ def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
     if found:
         return found
     reported = sorted({judge_marks(pair.source_mark, pair.target_mark)[1] for pair in pairs})
-    return [Finding("roles", "ok", "; ".join(reported) or "there is no database")]
+    return [Finding("roles", "ok", "; ".join(reported) or "no database")]
 
 
 def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
@@ -163,7 +168,7 @@ def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
         case Role.REPLICA, Role.PRIMARY:
             return "ok", f"reverse direction: {text}", ""
         case Role.FENCED, Role.PRIMARY:
-            return "warning", f"failed over: {text}", "failback takes the old source back as a replica"
+            return "warning", f"failed over: {text}", "failback makes the old source a replica"
         case Role.NONE, Role.PRIMARY:
             return "critical", f"the target is a primary: {text}", "swap source and target, or `replicator role set`"
         case _, Role.FENCED:
@@ -174,7 +179,7 @@ def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
             hint = "replicate from the primary, or set the roles with `replicator role set`"
             return "critical", f"the source is a replica: {text}", hint
     if here.epoch < there.epoch:
-        return "critical", f"the target knows a later epoch: {text}", "the side with the highest epoch is right"
+        return "critical", f"the target has a later epoch: {text}", "the side with the higher epoch is valid"
     if here.role is Role.NONE and there.role is Role.NONE:
         return "ok", "no roles yet: the first run sets them", ""
     return "ok", text, ""
@@ -197,7 +202,7 @@ def captured_event(root: ChangeRoot | None) -> int | None:
 
 def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -> list[Finding]:
     if root is None:
-        return [Finding("slot", "ok", "there is no cmroot yet: the first run makes both")]
+        return [Finding("slot", "ok", "the cmroot does not exist yet: the first run creates it and the slot")]
     pins: Pins = read_pins(root.place)
     found = []
     if pins.damaged:
@@ -218,19 +223,19 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
             Finding(
                 "slot",
                 "warning",
-                f"there is no slot {policy.slot}: what the target needs next may expire",
-                "the next run makes it, by a bootstrap that copies only what differs",
+                f"slot {policy.slot} does not exist: files that the target needs next may expire",
+                "the next run creates it, with a bootstrap that copies only differences",
             )
         )
     elif slot is None:
-        found.append(Finding("slot", "ok", f"{policy.slot} is not there yet: the first run makes it"))
+        found.append(Finding("slot", "ok", f"{policy.slot} does not exist yet: the first run creates it"))
     elif slot.given_up:
         found.append(
             Finding(
                 "slot",
                 "critical",
-                f"{slot.name} was invalidated at {slot.given_up}: what it needed may be gone",
-                f"`replicator cm slots drop {slot.name}`, then run the policy: it bootstraps, copying what differs",
+                f"{slot.name} was invalidated at {slot.given_up}: files that it needed may have been deleted",
+                f"`replicator cm slots drop {slot.name}`, then run the policy: it bootstraps, copying only differences",
             )
         )
     elif slot.awaits:
@@ -256,14 +261,14 @@ def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
     )
     text = f"{duration_text(lag)}, {count_text(most.lag_events or 0, 'event')} ({most.db})"
     if limit is not None and lag > limit:
-        hint = "see whether runs fail or take too long"
+        hint = "check whether runs fail or take too long"
         return Finding("lag", "critical", f"{text}; max_lag is {duration_text(limit)}", hint, figures)
     if limit is not None and policy.schedule.total_seconds() > limit:
         text = f"max_lag is {duration_text(limit)}, but a run begins only every "
         text += duration_text(policy.schedule.total_seconds())
         return Finding("lag", "warning", text, "run more often, or allow more lag", figures)
     if limit is not None and lag > limit * NEAR:
-        return Finding("lag", "warning", f"{text}; max_lag is {duration_text(limit)}", "run it soon", figures)
+        return Finding("lag", "warning", f"{text}; max_lag is {duration_text(limit)}", "run the policy soon", figures)
     return Finding("lag", "ok", text, figures=figures)
 
 
@@ -274,12 +279,16 @@ def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:
         return Finding("last run", "warning", f"damaged records: {_listed(history.damaged)}", hint)
     ended = [run for run in history.runs if run.status != "running"]
     if not ended:
-        return Finding("last run", "ok", "the first is running" if history.runs else "none yet")
+        return Finding("last run", "ok", "the first run is in progress" if history.runs else "none yet")
     period, success = schedule.total_seconds(), history.last_done
-    hint = "run `replicator sync` by hand and read what it says"
-    failed = "" if ended[0].status == "done" else f"; the last {ended[0].status}: {ended[0].error or 'no word of why'}"
+    hint = "run `replicator sync` manually and read its output"
+    failed = (
+        ""
+        if ended[0].status == "done"
+        else f"; the last {ended[0].status}: {ended[0].error or 'no error was recorded'}"
+    )
     if success is None:
-        return Finding("last run", "critical", f"none of {len(history.runs)} succeeded{failed}", hint)
+        return Finding("last run", "critical", f"none of {len(history.runs)} runs succeeded{failed}", hint)
     age = max(0.0, now - _seconds(success.ended or success.started))
     figure = Figure("since_success", age, "s", period * PERIODS_WARNING, period * PERIODS_CRITICAL)
     late: Health = "warning" if age > period * PERIODS_WARNING or failed else "ok"
@@ -334,14 +343,14 @@ def judge_verified(policy: Policy, history: History, *, now: float) -> list[Find
     )
     if found.open_count:
         names = ", ".join(found.open) if found.open_count <= NAMED else f"{count_text(found.open_count, 'table')}"
-        text = f"differs from the source, and not because it is behind: {names}"
-        hint = "`replicator repair` copies what differs; find out first who wrote there"
+        text = f"differs from the source, and not because of the lag: {names}"
+        hint = "first find out what wrote to it; then `replicator repair` copies the differences"
         return [Finding("verified", "critical", text, hint, figures)]
     text = f"no difference; {found.never} of {found.tables} never compared"
     text += f", the longest unverified for {duration_text(waits)}" if waits is not None else ""
     if age > limit:
-        hint = "see whether `replicator sync --follow` still runs, and `replicator history`"
-        text = f"nothing was compared for {duration_text(age)}; before that {text}"
+        hint = "check whether `replicator sync --follow` still runs, and see `replicator history`"
+        text = f"nothing has been compared for {duration_text(age)}; before that {text}"
         return [Finding("verified", "warning", text, hint, figures)]
     return [Finding("verified", "ok", text, "", figures)]
 
@@ -352,16 +361,17 @@ def judge_drills(drills: Sequence[Drill], *, now: float) -> list[Finding]:
     if not ended:
         return []
     last, good = ended[0], next((drill for drill in ended if drill.status == "done"), None)
-    reported, figures = "none was good", tuple[Figure, ...]()
+    reported, figures = "no drill succeeded", tuple[Figure, ...]()
     if good is not None:
         age = max(0.0, now - datetime.fromisoformat(good.ended or good.started).timestamp())
         first = good.first_answer_seconds
-        reported = f"the last good one {duration_text(age)} ago"
-        reported += f", its first answer after {duration_text(first)}" if first is not None else ", nothing was asked"
+        reported = f"the last successful drill was {duration_text(age)} ago"
+        reported += f", its first answer after {duration_text(first)}" if first is not None else ", no query was run"
         figures = (Figure("since_drill", age, "s"), Figure("first_answer", first or 0.0, "s"))
     if last.status != "done":
         hint = f"`replicator drill {last.policy} --list` shows it; run it again"
-        text = f"that of {last.started[:16]} {last.status}: {last.error or 'a query was not good'}; {reported}"
+        why = last.error or "a query failed or its count differed"
+        text = f"the drill of {last.started[:16]} {last.status}: {why}; {reported}"
         return [Finding("drill", "warning", text, hint, figures)]
     if last.kept and not last.torn_down:
         reported += f"; its shadows are kept: {', '.join(last.databases.values())}"
@@ -389,7 +399,7 @@ def judge_lacking(said: Sequence[NotReplicated]) -> Finding:
     if not said:
         return Finding("not replicated", "ok", "all replicas are complete", figures=figures)
     shown = "; ".join(map(str, said[:NAMED])) + (f" and {len(said) - NAMED} more" if len(said) > NAMED else "")
-    hint = "bring back what is away (or capture with --empty what is meant to be), mend names, then run again"
+    hint = "make missing data available (or declare it empty: capture with --empty), fix names, then run again"
     return Finding("not replicated", "warning", f"as of the last load: {shown}", hint, figures)
 
 
@@ -426,11 +436,11 @@ def judge_formats(
     left_out: Sequence[NotReplicated], unseen: int, pairs: Iterable[Pair], target: MetastoreReader
 ) -> list[Finding]:
     """Evaluates tables in unsupported formats. `unseen`: tables that were not checked."""
-    more = f"; {unseen} tables were not looked at" if unseen else ""
+    more = f"; {unseen} tables were not checked" if unseen else ""
     figures = (Figure("not_replicated", len(left_out)),)
     if not left_out:
         return [Finding("formats", "ok", f"every table can be replicated{more}", figures=figures)]
-    hint = "exclude them, so that runs are complete without them, and copy them by their own tools"
+    hint = "exclude them, so that runs are complete without them, and copy them with their own tools"
     findings = [
         Finding("formats", "warning", f"not replicated: {_listed_objects(map(str, left_out))}{more}", hint, figures)
     ]
@@ -440,8 +450,8 @@ def judge_formats(
         if names and pair.target is not None:
             made += [f"{table.db}.{table.name}" for table in target.tables(pair.replica, names)]
     if made:
-        hint = "drop them on the target without their data (no PURGE, which would delete what they name: the source's)"
-        text = f"tables that are no replicas, created by an earlier release or by others: {_listed_objects(made)}"
+        hint = "drop them on the target without their data (no PURGE, which would delete the source's files)"
+        text = f"tables that are not replicas, created by an earlier release or otherwise: {_listed_objects(made)}"
         findings.append(Finding("formats", "critical", text, hint))
     return findings
 

@@ -157,7 +157,7 @@ def _refuse(direction: Direction, last: LastFailover | None) -> None:
     if wrong:
         raise Refused(
             f"not the primary: {'; '.join(wrong[:5])}",
-            hint="complete the role change that was begun, then run this command again",
+            hint="complete the unfinished role change, then run this command again",
         )
     if (
         last is not None
@@ -167,8 +167,8 @@ def _refuse(direction: Direction, last: LastFailover | None) -> None:
         raise Refused(
             f"the last failover made {direction.target.uri} the primary, but {direction.source.uri} has the higher "
             "epoch",
-            hint="`replicator role show` on both sides shows who changed it; `role set` with a higher epoch says who "
-            "is right",
+            hint="`replicator role show` on both sides shows who changed it; `role set` with a higher epoch decides "
+            "which side is valid",
         )
 
 
@@ -193,9 +193,9 @@ class _Failback:
     @property
     def actions(self) -> list[Action]:
         return [
-            Action("fence", "the old primary may not be replicated", self.fence),
+            Action("fence", "replication from the old primary is refused", self.fence),
             Action("own", "its own changes are captured, listed and held", self.own),
-            Action("demote", "it is the replica", self.demote),
+            Action("demote", "the old primary is the replica", self.demote),
             Action("difference", "differences are copied back", self.difference),
             Action("slots", "the policy's slot is at the new primary", self.slots),
         ]
@@ -312,8 +312,8 @@ class _Failback:
         run = run_once(self.sides, self.lease, self.kept, SyncSettings(draining=True))
         if run.reverse != self.reverse:
             raise Refused(
-                f"policy {self.sides.policy.name}: roles say another direction than this failback has",
-                hint="`replicator role show` on both sides",
+                f"policy {self.sides.policy.name}: the roles imply another direction than that of this failback",
+                hint="run `replicator role show` on both sides",
             )
         names = ("files_copied", "bytes_copied", "files_skipped", "files_removed", "objects_changed", "to_event")
         return {name: getattr(run, name) for name in names} | {"warnings": run.warnings}
@@ -332,9 +332,9 @@ class _Failback:
         report.bytes_copied = by_name["difference"]["bytes_copied"]
         report.warnings += by_name["difference"]["warnings"]
         for name in by_name["demote"]["alone"]:
-            report.warnings.append(f"{name} exists only at {direction.target.uri}: it stays there, without a role")
+            report.warnings.append(f"{name} exists only at {direction.target.uri}: it remains there, without a role")
         for name in by_name["own"]["unknown"]:
             report.warnings.append(
-                f"{name}: it is not known up to where it was replicated; its whole state is held, and what differed "
-                f"went to {direction.target_root.place}"
+                f"{name}: its last replicated position is unknown; its entire state is held, and differing files were "
+                f"moved to {direction.target_root.place}"
             )

@@ -76,7 +76,7 @@ def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memo
     if isinstance(missing, Absent):
         raise MetastoreUnreachable(
             f"{survivor.uri}, which is to be the primary, does not answer: {missing.reason}",
-            hint="start it, then run this again; if it is only slow, give it more time with --answer-timeout",
+            hint="start it, then run this command again; if it is only slow, raise --answer-timeout",
         )
     root = open_existing(place or policy.target_cmroot)
     unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))
@@ -118,7 +118,7 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
     if not pairs:
         raise Refused(
             f"policy {policy.name}: {seen.direction.target.uri} has no replica to promote",
-            hint="`replicator role show` on the side that answers",
+            hint="run `replicator role show` on the side that answers",
         )
     primary = [pair.replica for pair in pairs if pair.target_mark.role is Role.PRIMARY]
     if len(primary) == len(pairs):
@@ -129,7 +129,7 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
         raise Refused(
             f"policy {policy.name}: {', '.join(primary[:10])} of {seen.direction.target.uri} is the primary "
             f"already{said}",
-            hint=f"start the writers there; when the other side comes back: `replicator {verb} {policy.name}`",
+            hint=f"start the writers there; when the other side is available again: `replicator {verb} {policy.name}`",
         )
     wrong = [
         f"{pair.replica} is {pair.target_mark}"
@@ -139,7 +139,7 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
     if wrong:
         raise Refused(
             f"policy {policy.name}: not a replica: {', '.join(wrong[:10])}",
-            hint="`replicator role show` tells who made it so; `role set --force` can change it",
+            hint="`replicator role show` shows who set this role; `role set --force` can change it",
         )
 
 
@@ -235,8 +235,8 @@ def _memory(policy: Policy, options: FailoverSettings) -> Memory:
             root = within(options.limit, f"open {policy.cmroot}", lambda: open_existing(policy.cmroot))
         except FormatError as error:
             raise Refused(
-                f"policy {policy.name}: neither side has a $cmroot, it was never run ({error})",
-                hint="there is no replica to promote; are the places in the policy right?",
+                f"policy {policy.name}: neither side has a $cmroot, so it was never run ({error})",
+                hint="there is no replica to promote; check the locations in the policy",
             ) from error
     return Memory(root, policy.name)
 
@@ -301,7 +301,7 @@ class _Failover:
     def actions(self) -> list[Action]:
         return [
             Action("fence", "the lost primary, if it answers", self.fence),
-            Action("finish", "loads that were interrupted", self.finish),
+            Action("finish", "interrupted loads", self.finish),
             Action("loss", "changes that the replica lacks", self.loss),
             Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
             Action("slots", "the policy's slot is at the new primary", self.slots),
@@ -343,7 +343,7 @@ class _Failover:
                 f"policy {self.sides.policy.name}: an interrupted load left "
                 f"{count_text(len(tables), 'table')} between two states, and cannot be "
                 f"completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
-                hint="--allow-partial continues with them as they are; `details` lists what each holds",
+                hint="--allow-partial continues with them as they are; `details` lists the state of each",
                 details={"between": found.between, "reasons": found.reasons},
             )
         return asdict(found)

@@ -186,7 +186,7 @@ class Absent:
         return []
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise MetastoreUnreachable(f"{self.uri} was given up: {self.reason}", hint="see the loss report")
+        raise MetastoreUnreachable(f"{self.uri} is no longer queried: {self.reason}", hint="see the loss report")
 
 
 def within(limit: timedelta, what: str, work: Callable[[], T]) -> T:
@@ -207,7 +207,7 @@ def within(limit: timedelta, what: str, work: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise NotReached(f"{what}: no answer within {limit.total_seconds():g} s", hint="it counts as gone")
+        raise NotReached(f"{what}: no answer within {limit.total_seconds():g} s", hint="it counts as lost")
     return results[0]
 
 

@@ -178,7 +178,7 @@ def unfinished(memory: Memory, verb: str) -> RoleChange | None:
     if change is not None and change.verb != verb:
         raise Refused(
             f"policy {memory.policy}: a {change.verb} was begun at {change.started} by {change.by} and has not ended",
-            hint=f"run `replicator {change.verb} {memory.policy}` again, it completes",
+            hint=f"run `replicator {change.verb} {memory.policy}` again to complete it",
             details={"turn": change.id, "verb": change.verb},
         )
     return change
@@ -223,8 +223,8 @@ def give(metastore: Metastore, db: str, role: Role, epoch: int, *, instead_of: S
         return False
     if found.role not in instead_of or found.epoch > epoch:
         raise Refused(
-            f"{label(metastore, db)} is {found}, it cannot become {wanted}: somebody else changed its role",
-            hint="run `replicator role show` on both sides; if nobody else changes roles, `role set` repairs it",
+            f"{label(metastore, db)} is {found}, it cannot become {wanted}: another process changed its role",
+            hint="run `replicator role show` on both sides; if no other process changes roles, `role set` repairs it",
             details={"role": found.role.value, "epoch": found.epoch, "by": found.by},
         )
     set_role(metastore, db, wanted, expect=found, settle=NO_WAIT)

@@ -62,7 +62,7 @@ def switchover(sides: Sides, options: SwitchoverSettings | None = None, *, dry_r
         if change is not None and change.detail.get("aborting"):
             raise Refused(
                 f"policy {sides.policy.name}: this switchover is being aborted",
-                hint=f"run `replicator switchover {sides.policy.name} --abort` again, it completes",
+                hint=f"run `replicator switchover {sides.policy.name} --abort` again to complete the abort",
             )
         report = RoleChanged(sides.policy.name, VERB)
         if change is None:
@@ -104,15 +104,15 @@ def abort(sides: Sides, options: SwitchoverSettings | None = None) -> RoleChange
         change = unfinished(kept.memory, VERB)
         if change is None:
             raise Refused(
-                f"policy {sides.policy.name}: no switchover is under way",
-                hint=f"a second switchover turns back one that has ended: `replicator switchover {sides.policy.name}`",
+                f"policy {sides.policy.name}: no switchover is in progress",
+                hint=f"a second switchover reverses a completed one: `replicator switchover {sides.policy.name}`",
             )
         direction = sides.direction(kept.memory, reverse=change.reverse)
         promoted = [pair.replica for pair in direction.matching if pair.target_mark.role is Role.PRIMARY]
         if promoted:
             raise Refused(
                 f"policy {sides.policy.name}: {', '.join(promoted)} is the primary already, it is too late to abort",
-                hint=f"run `replicator switchover {sides.policy.name}` again: it completes; a second one turns back",
+                hint=f"run `replicator switchover {sides.policy.name}` again to complete it; a second one reverses it",
             )
         kept.memory.write_role_change(msgspec.structs.replace(change, detail=change.detail | {"aborting": True}))
         report = RoleChanged(
@@ -144,7 +144,7 @@ def _planned(report: RoleChanged, change: RoleChange, sides: Sides) -> RoleChang
     """Reports the remaining steps of an interrupted switchover, for a dry run."""
     report.status, report.turn = "ready", change.id
     report.steps = [StepReport(step.name, "", step.status, None, step.detail) for step in change.steps]
-    report.warnings.append(f"a switchover was begun at {change.started} by {change.by}: this completes it")
+    report.warnings.append(f"a switchover was begun at {change.started} by {change.by}: this command completes it")
     report.primary = "source" if change.reverse else "target"
     report.uri = (sides.source if change.reverse else sides.target).uri
     return report
@@ -156,7 +156,7 @@ def _planned(report: RoleChanged, change: RoleChange, sides: Sides) -> RoleChang
 def _refused(report: RoleChanged) -> Refused:
     return Refused(
         f"policy {report.policy} cannot be switched over: {'; '.join(report.problems[:5])}",
-        hint=f"nothing was changed; `replicator check {report.policy}` and `replicator lag {report.policy}` tell more",
+        hint=f"nothing was changed; `replicator check {report.policy}` and `replicator lag {report.policy}` show more",
         details={"problems": report.problems},
     )
 
@@ -169,7 +169,7 @@ def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: Switchover
     if unseen and not options.anyway:
         raise Refused(
             f"policy {sides.policy.name}: directories are missing at the primary: {', '.join(unseen[:5])}",
-            hint="nothing was changed; make them or drop their tables, or --force if they may be missing",
+            hint="nothing was changed; create them or drop their tables, or use --force if they may be missing",
             details={"missing_directories": run.missing_directories},
         )
     report.warnings += run.warnings

@@ -77,7 +77,7 @@ class SwitchoverSteps:
     def actions(self) -> list[Action]:
         return [
             Action("fence", f"the primary is fenced at epoch {self.fenced}", self.fence),
-            Action("drain", "until nothing is new", self.drain),
+            Action("drain", "changes are replicated until none remain", self.drain),
             Action("verify", "the replica is at the newest position", self.verify),
             Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
             Action("demote", "the old primary is the replica", self.demote),
@@ -110,9 +110,8 @@ class SwitchoverSteps:
             if clocks.monotonic() > until:
                 policy = self.sides.policy.name
                 raise NotReached(
-                    f"policy {policy}: somebody still writes to the fenced side after {rounds} rounds",
-                    hint=f"stop the writers, then run `replicator switchover {policy}` again; or take it back with "
-                    "--abort",
+                    f"policy {policy}: the fenced side is still being written to after {rounds} rounds",
+                    hint=f"stop the writers, then run `replicator switchover {policy}` again; or undo it with --abort",
                 )
 
     def _quiet(self, run: SyncRun) -> bool:
@@ -143,7 +142,7 @@ class SwitchoverSteps:
                 wrong.append(f"{pair.replica} lacks {', '.join(missing[:10])}")
         if wrong:
             raise Refused(
-                f"policy {self.sides.policy.name}: the replica is not the primary's equal: {'; '.join(wrong[:5])}",
+                f"policy {self.sides.policy.name}: the replica is not equal to the primary: {'; '.join(wrong[:5])}",
                 hint="no role was changed: abort with --abort, then run `replicator verify`",
                 details={"differences": wrong},
             )
@@ -168,8 +167,8 @@ class SwitchoverSteps:
             mark = read_role(direction.source, pair.name)
             if mark.role is not Role.FENCED or mark.epoch != self.fenced:
                 raise Refused(
-                    f"{pair.name} is {mark}, not fenced at epoch {self.fenced}: somebody changed its role meanwhile",
-                    hint=f"nothing was flipped: `replicator switchover {self.sides.policy.name} --abort`",
+                    f"{pair.name} is {mark}, not fenced at epoch {self.fenced}: its role was changed concurrently",
+                    hint=f"no role was exchanged: run `replicator switchover {self.sides.policy.name} --abort`",
                 )
 
     def demote(self) -> Details:
@@ -213,14 +212,12 @@ class SwitchoverSteps:
         report.downtime_seconds = seconds_between(change, "fence", "promote")
         late = next(step.detail for step in change.steps if step.name == "late")
         if late.get("unknown"):
-            report.warnings.append(
-                f"what was written to the old primary after the drain is not known: {late['unknown']}"
-            )
+            report.warnings.append(f"changes to the old primary after the drain are unknown: {late['unknown']}")
         elif late.get("changes"):
             tables = ", ".join(each["table"] for each in late["tables"][:10])
             report.warnings.append(
                 f"{late['changes']} changes were made to the old primary after the drain, in {tables}: they are kept "
-                f"in {direction.root.place}, and the next run removes them there"
+                f"in {direction.root.place}, and the next run removes them from the tables"
             )
 
 
@@ -262,7 +259,7 @@ def _problems(pair: Pair, direction: Direction) -> list[str]:
     if pair.is_anothers(direction.root.id):
         return []
     if pair.source is None:
-        return [f"{pair.name} is not at {direction.source.uri}: run sync, which takes its replica away"]
+        return [f"{pair.name} is not at {direction.source.uri}: run sync, which removes its replica"]
     if pair.target is None or (pair.position is None and not pair.turned):
         return [f"{pair.replica} is not replicated yet: run sync first"]
     found = []
@@ -271,7 +268,7 @@ def _problems(pair: Pair, direction: Direction) -> list[str]:
     if pair.target_mark.role is not Role.REPLICA:
         found.append(f"{pair.replica} is {pair.target_mark}, not the replica")
     elif pair.target_mark.epoch > pair.source_mark.epoch:
-        found.append(f"{pair.replica} knows epoch {pair.target_mark.epoch}, {pair.name} is {pair.source_mark}")
+        found.append(f"{pair.replica} has epoch {pair.target_mark.epoch}, {pair.name} is {pair.source_mark}")
     if RESTORING in pair.target.parameters:
         found.append(f"{pair.replica} is being restored")
     return found

@@ -74,11 +74,13 @@ class Claims:
         )
         alive = _is_alive(other)
         if alive:
-            raise LeaseHeld(who, hint="wait for it to end; loads into one database take turns under one --cmroot")
+            raise LeaseHeld(
+                who, hint="wait for it to end; loads into one database run one at a time under one --cmroot"
+            )
         if alive is None and not self.take_over:
             raise LeaseHeld(
-                f"{who}, which cannot be asked from here whether it still is",
-                hint=f"look on {other.host}; when it runs no more, load with --take-over, or with "
+                f"{who}; whether it still runs cannot be checked from this host",
+                hint=f"check on {other.host}; if it no longer runs, load with --take-over, or with "
                 f"--target-cmroot {other.root}",
             )
         if alive is False:
@@ -88,10 +90,10 @@ class Claims:
         """Raises LeaseHeld if the database has since been claimed by another load."""
         other = claim_of(parameters)
         if other != self.own:
-            whose = f"process {other.pid} on {other.host} under $cmroot {other.root}" if other else "nobody"
+            whose = f"process {other.pid} on {other.host} under $cmroot {other.root}" if other else "no process"
             raise LeaseHeld(
-                f"database {database} of the target is being loaded by {whose} by now, and not by this load any more",
-                hint="let that one end, then run the same load again",
+                f"database {database} of the target is now being loaded by {whose}, and no longer by this load",
+                hint="wait for that load to end, then run the same load again",
             )
 
 
@@ -105,8 +107,8 @@ def claim_of(parameters: Mapping[str, str]) -> Claim | None:
         return msgspec.json.decode(text, type=Claim)
     except msgspec.DecodeError as error:
         raise LeaseHeld(
-            f"{CLAIM}={text} cannot be understood: {error}",
-            hint="a newer release may be loading; when nothing loads, set this property of the database to ''",
+            f"{CLAIM}={text} cannot be parsed: {error}",
+            hint="a newer release may be loading; if no load is running, set this property of the database to ''",
         ) from error
 
 

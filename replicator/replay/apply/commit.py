@@ -97,8 +97,8 @@ class Commit:
                 target.create_database(msgspec.structs.replace(there, description=wanted.description))
                 return
         self._work.plan.warnings.append(
-            f"{name}: its description stays {there.description or ''!r}, at the source it is"
-            f" {wanted.description or ''!r}: this metastore changes none; make the database anew while it is empty"
+            f"{name}: its description remains {there.description or ''!r}, at the source it is"
+            f" {wanted.description or ''!r}: this metastore changes none; create the database again while it is empty"
         )
 
     def tables(self, advance: Callable[[int], None]) -> None:

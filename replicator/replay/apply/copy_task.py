@@ -177,7 +177,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
                 carry_attributes(source, target, task.preserve)
     seen = report.files_copied + report.files_skipped + report.missing_count
     if seen != len(mine):
-        raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")
+        raise Error(f"a copying task of {len(mine)} files processed {seen}", hint="report this as a bug")
     return report
 
 
@@ -443,7 +443,7 @@ def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> None:
     broken = ""
     for file in files:
         if broken:
-            count(report, file, Placed("missing", reason=f"{broken}, which comes before it, is missing"))
+            count(report, file, Placed("missing", reason=f"{broken}, which precedes it, is missing"))
             continue
         placed = place_file(file, how)
         count(report, file, placed)

@@ -182,11 +182,11 @@ def _make_way(target: str, directory: str, there: os.stat_result | None, how: Pl
     above = None if there else _status(directory)
     if there is None and (above is None or stat.S_ISDIR(above.st_mode)):
         return None
-    place, kinds = (target, "a directory, and one file") if there else (directory, "a file, and a directory")
+    place, kinds = (target, "a directory, but a file") if there else (directory, "a file, but a directory")
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
         files = [f"{place}/{name}" for name in os.listdir(place)] if there else [place]
         if not all(stat.S_ISREG(os.lstat(path).st_mode) and is_published(path) for path in files):
-            return f"{place} is {kinds} at the source; it holds what no load has published: move it away, load again"
+            return f"{place} is {kinds} at the source; it has data that no load published: move it away, load again"
         how.attempt.check()
         for path in files:
             _keeper(how.roots.target, os.path.dirname(path)).keep(path)

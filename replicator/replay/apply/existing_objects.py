@@ -56,8 +56,8 @@ def create_databases(work: Work, loading: Mapping[str, str], apart: Mapping[str,
     if moved:
         names = ", ".join(each.name for each in moved[:5])
         raise DatabaseMoved(
-            f"{work.target.uri} has made databases elsewhere than asked for: {names}",
-            hint="run it again: it goes where they are now; or place them outside of that metastore's own warehouse",
+            f"{work.target.uri} created databases at other locations than requested: {names}",
+            hint="run it again, to use their locations; or choose locations outside of that metastore's own warehouse",
         )
 
 
@@ -88,9 +88,9 @@ def refuse_occupied(plan: Plan, target: MetastoreReader) -> None:
         for other in neighbours.touching(place):
             if (other.db, other.table) not in ours and not _made_with_it(plan, target, other):
                 raise Refused(
-                    f"{'.'.join(step.name)} would lie at {place}, where {other} lies ({other.place})",
-                    hint="map the location with --map-location, name another --external-base or --warehouse, or move "
-                    "what lies there",
+                    f"{'.'.join(step.name)} would be stored at {place}, where {other} is stored ({other.place})",
+                    hint="map the location with --map-location, give another --external-base or --warehouse, or move "
+                    "the object that is stored there",
                 )
 
 

@@ -220,7 +220,7 @@ def _prove(plan: Plan, target: Metastore) -> None:
     if wrong:
         some = ", ".join(sorted(".".join(name) for name in wrong)[:5])
         raise CommitOutcomeUnknown(
-            f"{target.uri} said that it had made or dropped {count_text(len(wrong), 'table')}, and has not: {some}",
+            f"{target.uri} reported {count_text(len(wrong), 'table')} as created or dropped, but they were not: {some}",
             hint="the checkpoint was not written; run the same load again",
         )
 

@@ -226,7 +226,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
     if after is not None:
         refuse_occupied(plan, target)
     else:
-        plan.skipped = f"the target is at position {reader.metadata.end.position} already"
+        plan.skipped = f"the target is already at position {reader.metadata.end.position}"
     return plan
 
 
@@ -252,8 +252,8 @@ def _by_snapshots(options: LoadSettings, there: Mapping[str, TargetDatabase], *,
         return bool(snapshots) and not options.exact
     if snapshots and options.publish == "mirror" and not bootstrap:
         raise BootstrapNeeded(
-            f"{', '.join(snapshots)} of the target was published by snapshots: its data lies in other directories",
-            hint="a bootstrap by difference brings the source's layout back",
+            f"{', '.join(snapshots)} of the target was published by snapshots: its data is stored in other directories",
+            hint="a bootstrap by difference restores the source's layout",
         )
     return options.publish == "snapshot"
 
@@ -283,13 +283,13 @@ def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: 
     unknown = set(renames) - set(metadata.scope.databases)
     if unknown:
         raise UsageError(
-            f"--rename-db names {', '.join(sorted(unknown))}, which the dump does not hold",
-            hint=f"it holds {', '.join(metadata.scope.databases)}",
+            f"--rename-db names {', '.join(sorted(unknown))}, which the dump does not contain",
+            hint=f"it contains {', '.join(metadata.scope.databases)}",
         )
     names = {name: renames.get(name, name).lower() for name in metadata.scope.databases}
     if len(set(names.values())) < len(names):
         raise UsageError(
-            f"--rename-db puts two databases under one name: {names}", hint="give each a name of its own on the target"
+            f"--rename-db gives two databases one name: {names}", hint="give each a different name on the target"
         )
     warehouse = warehouse_of(target, options)
     locations, apart = {}, set()

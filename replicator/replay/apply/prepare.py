@@ -242,7 +242,9 @@ class Preparation:
             wanted = set(batch) & gone
             there = self._work.partitions_named(step, batch)
             if other := there.keys() - begun.keys():
-                raise foreign(".".join(step.name), "partitions", sorted(other), f"are what the dump calls {batch[:5]}")
+                raise foreign(
+                    ".".join(step.name), "partitions", sorted(other), f"are returned for {batch[:5]} of the dump"
+                )
             by_name = {
                 key: partition
                 for key, partition in there.items()
@@ -341,7 +343,7 @@ class Preparation:
             if any(
                 relative(home, location) is not None for home in self._work.plan.placement.target_locations.values()
             ):
-                self._work.plan.warnings.append(f"a database lies in {location}: old files in it were left")
+                self._work.plan.warnings.append(f"a database is stored in {location}: old files in it were kept")
             elif exists(location):
                 places[location] = step.name
             marks.append(mark)

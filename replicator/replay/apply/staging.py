@@ -127,8 +127,8 @@ class _Fenced(Generic[Task, Result]):
 
 def given_up(what: str) -> LeaseHeld:
     return LeaseHeld(
-        f"{what} is gone: this attempt of a copying task was given up, and publishes nothing",
-        hint="another load has the target, or another attempt did the task: look at that one",
+        f"{what} no longer exists: this attempt of a copying task was abandoned, and publishes nothing",
+        hint="another load took over the target, or another attempt did the task: see that one",
     )
 
 
@@ -195,7 +195,7 @@ def _given_up_at(note: Place, name: str) -> float:
 
 
 def _unreadable(note: Place, why: str) -> FormatError:
-    return FormatError(f"{note}: {why}", hint=f"remove it, and any {STAGING}* files below the replicas' directories")
+    return FormatError(f"{note}: {why}", hint=f"delete it, and any {STAGING}* files below the replicas' directories")
 
 
 def _sweep_directory(place: Place, tell: Callable[[str], None]) -> int:

@@ -125,7 +125,7 @@ class ConstraintCommit:
         except MetastoreError as error:
             if error.transient:
                 raise
-            return f"the target's metastore refuses it: {error}"
+            return f"the target's metastore refused it: {error}"
         self._work.changed.count()
         return ""
 

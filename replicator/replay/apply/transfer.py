@@ -113,9 +113,9 @@ def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
 def _foreign(commits: Sequence[str]) -> Refused:
     more = f" and {len(commits) - 1} more" if len(commits) > 1 else ""
     return Refused(
-        f"somebody else has committed to a Delta table of the target: {commits[0]}{more} is no commit of the source",
-        hint="--overwrite, or a repair of the table, replaces it (it goes to the target's $cmroot); to keep its rows, "
-        "write them at the source",
+        f"another writer has committed to a Delta table of the target: {commits[0]}{more}, not from the source",
+        hint="--overwrite, or a repair of the table, replaces it (it is moved to the target's $cmroot); to keep its "
+        "rows, write them at the source",
         details={"foreign": list(commits)},
     )
 
@@ -153,10 +153,9 @@ def run_files(replay: Replay, purpose: str) -> CopyReport:
 def _files_missing(report: CopyReport, roots: Roots) -> FilesMissing:
     target, position, reason = report.missing[0]
     return FilesMissing(
-        f"{count_text(report.missing_count, 'file')} neither at the source nor in {roots.source} with the recorded "
-        f"bytes, "
-        f"the first: {target} (position {position}): {reason}",
-        hint="nothing of the dump's metadata was committed; make a newer dump, which no longer names them, or restore "
+        f"{count_text(report.missing_count, 'file')} found neither at the source nor in {roots.source} with the "
+        f"recorded bytes, the first: {target} (position {position}): {reason}",
+        hint="nothing of the dump's metadata was committed; write a newer dump, which no longer names them, or restore "
         "the bytes to $cmroot; capture more often to keep bytes of short-lived files",
         details={"missing": missing_files(report)},
     )

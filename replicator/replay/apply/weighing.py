@@ -29,8 +29,8 @@ from replicator.replay.replica import has_sources_data
 from replicator.replay.target import applied_position
 
 DROPPED = "dropped at the source"
-REPLACED = "made anew from the dump"
-IN_THE_WAY_OF_A_COPY = "lies where it is to be copied"
+REPLACED = "recreated from the dump"
+IN_THE_WAY_OF_A_COPY = "at the destination of a copy"
 LEFT = "left for another location"
 EXTRA = "not in the dump"
 REMOVED = "removed at the source"
@@ -347,8 +347,8 @@ def excess(plan: Plan, weight: Weight, brake: Brake) -> Refused | None:
     details = {"bytes": lost, "of": had, "tables": dict(by_size[:1000])}
     some = ", ".join(f"{table} {size:,} bytes" for table, size in by_size[:_NAMED])
     hint = (
-        "look at it with --dry-run, or `replicator plan`; if it is right, run again with --allow-removals, or raise "
-        "{} for this run or in [guard]. A table that is gone for good is dropped at the source"
+        "check it with --dry-run, or `replicator plan`; if it is right, run again with --allow-removals, or raise "
+        "{} for this run or in [guard]. Drop a table at the source if it is to be removed for good"
     )
     if brake.max_share is not None and had and lost / had > brake.max_share:
         return Refused(

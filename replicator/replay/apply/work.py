@@ -281,13 +281,13 @@ class Work:
             if placement.is_sources(old, source) or self.plan.is_uncaptured(step.lineage, partition):
                 others.append(old)
             elif touches(resolved(old), root):
-                self.plan.stays.add(step.name, old, f"the target's root {self.root} is, or lies, there")
+                self.plan.stays.add(step.name, old, f"the target's root {self.root} is that directory, or is in it")
             else:
                 left.append(Retired(old, *step.name, partition, stamped=not placement.holds(old)))
         if others:
             more = f" and {len(others) - 1:,} more directories" if len(others) > 1 else ""
             name = ".".join(step.name)
-            self.plan.warnings.append(f"the files in {others[0]}{more} were left, where {name} lies no more")
+            self.plan.warnings.append(f"the files in {others[0]}{more} were kept; {name} is no longer stored there")
         note_left(self.root, self.plan.metadata.id, left)
 
     def recycle_left(self) -> None:
@@ -309,7 +309,7 @@ class Work:
             for done in fenced(engine, self.root, run_left_task, tasks):
                 self.changed.recycled += done.removed
                 for place, count in done.others.items():
-                    why = f"no load has published {count_text(count, 'file')}"
+                    why = f"{count_text(count, 'file')} not published by a load"
                     self.plan.stays.add(whose[place], place, why)
 
     def recycle(self, directories: Mapping[str, Name], leaving: Leaving) -> None:

@@ -139,7 +139,7 @@ def _origin(row: Mapping[str, Any], path: str, there: Mapping[str, FileState], r
     """Returns (source | cmroot | version | missing, the reason why it is missing)."""
     checksum, size = row["checksum"], row["size"]
     if checksum is None or size is None:
-        return "missing", "it was gone before a capture could read it"
+        return "missing", "it was removed before a capture could read it"
     now = there.get(row["path"])
     recorded = now is not None and now.is_recorded(size, row["mtime_ns"], row["identity"])
     if recorded or (now is not None and now.size == size and _checksum(path) == (checksum, size)):
@@ -149,7 +149,7 @@ def _origin(row: Mapping[str, Any], path: str, there: Mapping[str, FileState], r
         return "cmroot", ""
     if row.get("version") and _version_is_there(path, row["version"], size):
         return "version", ""
-    at_source = "its path holds other bytes" if now is not None else "its path is gone"
+    at_source = "its path holds other bytes" if now is not None else "its path no longer exists"
     return "missing", f"{at_source}, and $cmroot {kept}"
 
 
@@ -199,7 +199,7 @@ def _condition(text: str) -> str:
     except FormatError:
         keys, values = (), ()
     if not all(key.isidentifier() for key in keys) or not all(values) or not keys:
-        raise UsageError(f"--partition {text!r} is no partition", hint="write it as k=v or k=v/k2=v2")
+        raise UsageError(f"--partition {text!r} is not a partition", hint="write it as k=v or k=v/k2=v2")
     quoted = [value.replace("'", "''") for value in values]
     return " and ".join(f"{key.lower()} = '{value}'" for key, value in zip(keys, quoted, strict=True))
 
@@ -302,7 +302,7 @@ def moment(log: Sequence[Segment], db: str, text: str) -> Point:
     if (event is not None and event > kept.end.event) or (time is not None and time > latest):
         raise UsageError(
             f"--to {text}: nothing is captured after event {kept.end.event} ({_seconds_text(latest)})",
-            hint=f"run `replicator capture` first, or choose a moment of {db} within {kept}",
+            hint=f"run `replicator capture` first, or choose an event or time of {db} within {kept}",
         )
     try:
         point = resolve_until(log, text)
@@ -323,14 +323,14 @@ def _lost(text: str, gap: LogGap) -> MomentLost:
     return MomentLost(
         f"--to {text}: events {gap.after + 1} to {gap.next - 1} were lost: no state between {last} "
         f"({_seconds_text(gap.known)}) and {first} ({moment_text(gap.exact)}) is known",
-        hint=f"restore to {last}, the last before them, or to {first}, the first that is known again",
+        hint=f"restore to {last}, the last event before them, or to {first}, the first known state after them",
     )
 
 
 def _before(text: str, kept: RecoveryWindow) -> UsageError:
     return UsageError(
-        f"--to {text}: {kept.db} is captured since event {kept.begin.event} ({moment_text(kept.begin)})",
-        hint=f"choose a moment within {kept}",
+        f"--to {text}: {kept.db} has been captured since event {kept.begin.event} ({moment_text(kept.begin)})",
+        hint=f"choose an event or time within {kept}",
     )
 
 

@@ -113,7 +113,7 @@ def resolve_at(root: ChangeRoot, log: Sequence[Segment], text: str | None) -> Po
         return end
     event, _ = parse_moment(text, "--at")
     if event is not None and event > newest.event:
-        raise UsageError(f"--at {text}: the newest captured event is {newest.event}", hint="capture first")
+        raise UsageError(f"--at {text}: the newest captured event is {newest.event}", hint="run a capture first")
     try:
         return resolve_until(log, text)
     except UsageError:

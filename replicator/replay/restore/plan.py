@@ -164,7 +164,7 @@ def tables_of(db: str, tables: Sequence[str]) -> list[str]:
     foreign = [name for name in tables if "." in name and name.partition(".")[0] != db]
     if foreign:
         raise UsageError(
-            f"--table {foreign[0]} is not a table of --db {db}", hint="restore tables of another database by themselves"
+            f"--table {foreign[0]} is not a table of --db {db}", hint="restore tables of another database separately"
         )
     return list(dict.fromkeys(name.rpartition(".")[2] for name in tables))
 
@@ -240,11 +240,11 @@ def _existing(target: MetastoreReader, into: str, options: RestoreSettings, key:
     except ObjectNotFound:
         return None
     if not options.force and there.parameters.get(RESTORING) != key:
-        begun = ", begun by another restore that did not end" if RESTORING in there.parameters else ""
+        begun = ", begun by another restore that did not finish" if RESTORING in there.parameters else ""
         raise Refused(
             f"database {into} exists in {target.uri}{begun}",
-            hint="choose another name with --into, or --force to replace what it holds (its data goes to the target's "
-            "$cmroot)",
+            hint="choose another name with --into, or --force to replace its tables (their data is moved to the "
+            "target's $cmroot)",
         )
     return there
 
@@ -256,9 +256,9 @@ def _location(target: MetastoreReader, into: str, existing: Database | None, opt
     place = database_location(tidied(options.warehouse or default_warehouse(target)), into)
     if not options.force and located(place).list():
         raise Refused(
-            f"{place}, where {into} would lie, is not empty",
-            hint="choose another name with --into, another place with --warehouse, or --force (what lies where a table "
-            "goes then goes to the target's $cmroot)",
+            f"{place}, where {into} would be created, is not empty",
+            hint="choose another name with --into, another location with --warehouse, or --force (files at the "
+            "location of a table are then moved to the target's $cmroot)",
         )
     return place
 
@@ -271,7 +271,7 @@ def _tables(reader: DumpReader, options: RestoreSettings, point: Point) -> list[
         raise ObjectNotFound(
             f"{', '.join(f'{options.db}.{name}' for name in gone)} did not exist at event {point.event} "
             f"({moment_text(point)})",
-            hint="leave out --table to restore what there was; `replicator show` of the $cmroot tells its history",
+            hint="omit --table to restore all tables of that time; `replicator show` of the $cmroot lists its history",
         )
     return names
 
@@ -281,7 +281,7 @@ def _only(options: RestoreSettings) -> dict[str, PartitionFilter]:
     if not options.partitions:
         return {}
     if len(options.tables) != 1:
-        raise UsageError("--partition is about one table", hint="name it with --table")
+        raise UsageError("--partition requires exactly one table", hint="give it with --table")
     return {f"{options.db}.{options.tables[0]}": chosen_partitions(options.partitions)}
 
 
@@ -291,8 +291,8 @@ def _refuse_half(target: MetastoreReader, existing: Database | None, options: Re
         return
     if options.tables[0] in target.table_names(existing.name):
         raise Refused(
-            f"table {existing.name}.{options.tables[0]} exists, and --partition would take its other partitions away",
-            hint="restore into another database (without --into), look at them there, and take them over: INSERT "
+            f"table {existing.name}.{options.tables[0]} exists, and --partition would remove its other partitions",
+            hint="restore into another database (without --into), check them there, and transfer them: INSERT "
             "OVERWRITE TABLE ... PARTITION, or ALTER TABLE ... EXCHANGE PARTITION",
         )
 
@@ -307,7 +307,7 @@ def _partitions(reader: DumpReader, options: RestoreSettings, point: Point) -> l
         raise ObjectNotFound(
             f"{', '.join(f'{options.db}.{options.tables[0]}/{name}' for name in gone)} did not exist at event "
             f"{point.event} ({moment_text(point)})",
-            hint="leave it out, or choose another moment; `replicator show --table` tells the table's history",
+            hint="omit it, or choose another time; `replicator show --table` lists the table's history",
         )
     return names
 
@@ -315,7 +315,9 @@ def _partitions(reader: DumpReader, options: RestoreSettings, point: Point) -> l
 def _warnings(existing: Database | None, key: str) -> list[str]:
     if existing is None or SOURCE not in existing.parameters or existing.parameters.get(RESTORING) == key:
         return []
-    return [f"{existing.name} is a replica and ends to be one: the next load into it needs --overwrite and a bootstrap"]
+    return [
+        f"{existing.name} is a replica and ceases to be one: the next load into it needs --overwrite and a bootstrap"
+    ]
 
 
 def _given_up(plan: Plan) -> list[str]:

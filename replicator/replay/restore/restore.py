@@ -108,9 +108,8 @@ def _files_missing(plan: DecidedRestore) -> FilesMissing:
     missing, first = plan.available.missing, plan.available.named[0]
     return FilesMissing(
         f"{count_text(missing.files, 'file')} ({count_text(missing.bytes, 'byte')}) of event {plan.point.event} "
-        f"found nowhere any more, the first: "
-        f"{first['file']} of {first['object']}: {first['reason']}",
-        hint="nothing was done; choose another moment or other tables, or --allow-missing to restore the rest; "
+        f"no longer found anywhere, the first: {first['file']} of {first['object']}: {first['reason']}",
+        hint="nothing was done; choose another time or other tables, or --allow-missing to restore the rest; "
         "--dry-run lists them",
         details={"files_missing": missing.files, "bytes_missing": missing.bytes, "missing": plan.available.named},
     )
@@ -136,7 +135,8 @@ def _begin(plan: DecidedRestore, target: Metastore) -> None:
             target.create_database(made)
         except ObjectExists:
             raise Refused(
-                f"database {plan.into} was made by another meanwhile", hint="choose another name with --into"
+                f"database {plan.into} was created concurrently by another process",
+                hint="choose another name with --into",
             ) from None
     elif plan.existing.parameters.get(RESTORING) != plan.key:
         parameters = _plain(plan.existing) | mark
@@ -193,7 +193,7 @@ def find_files(
     """Finds files that the source had at some time: by path (or a directory above), table and checksum; all criteria
     must match. Raises UsageError without criteria."""
     if not (path or table or checksum):
-        raise UsageError("find what?", hint="give --path, --table or --checksum")
+        raise UsageError("no search criterion", hint="give --path, --table or --checksum")
     log = segments(root.place)
     findings = find(root.place, log, Query(path, table, checksum), limit=limit)
     return FoundList(
@@ -269,7 +269,7 @@ def put_back(
         contents = _unreferenced(root.place, match[1].lower(), match[2])
     if not contents:
         moment = f" at {at}" if at else ""
-        hint = "`replicator cm find` lists what there was"
+        hint = "`replicator cm find` lists the captured files"
         raise KeepError(f"{what}: no capture has read such a file{moment}", hint=hint)
     if len(contents) > 1:
         raise _several(what, references)
@@ -277,7 +277,7 @@ def put_back(
     assert checksum is not None and size is not None
     place = to or (reference.place if reference else None)
     if place is None:
-        raise UsageError(f"{what}: where it was is not known", hint="say where it goes: --to PLACE")
+        raise UsageError(f"{what}: its former path is unknown", hint="give the destination with --to PLACE")
     version = (reference.place, reference.version) if reference and reference.version else None
     done = restore_file(root.place, checksum, size, place, overwrite=overwrite, version=version)
     return PutBack("restored", done.place, done.origin, done.size, done.checksum)
@@ -302,6 +302,6 @@ def _unreferenced(root: str, digits: str, size: str | None) -> dict[_Content, Re
 def _several(what: str, references: Sequence[Reference]) -> UsageError:
     lines = [f"{each.checksum} ({each.size} bytes, position {each.since} on)" for each in references[-10:]]
     return UsageError(
-        f"{what}: is {len({each.checksum for each in references})} different contents",
-        hint=f"say which by --at or by checksum: {'; '.join(lines)}",
+        f"{what}: matches {len({each.checksum for each in references})} different contents",
+        hint=f"choose one with --at or by checksum: {'; '.join(lines)}",
     )

@@ -100,9 +100,9 @@ def refuse_clock_ahead(root: ChangeRoot, clock: Callable[[], float], idle: timed
     ahead = _ahead_of_store(root.place, clock)
     if ahead > STORE_MARGIN.total_seconds():
         raise Refused(
-            f"this machine's clock is {duration_text(ahead)} ahead of that of {root.place}: all that is there seems"
-            " older than it is, and nothing was removed",
-            hint="set the clock, or run this on a machine whose clock is right",
+            f"this machine's clock is {duration_text(ahead)} ahead of that of {root.place}: everything there"
+            " appears older than it is, and nothing was removed",
+            hint="correct the clock, or run this on a machine whose clock is correct",
             details={"ahead_seconds": ahead},
         )
     newest = _newest_capture(root.place)
@@ -111,7 +111,7 @@ def refuse_clock_ahead(root: ChangeRoot, clock: Callable[[], float], idle: timed
         raise Refused(
             f"{root.place}: by this machine's clock the newest capture was {duration_text(since)} ago: either the clock"
             " is ahead, or captures have stopped; nothing was removed",
-            hint="compare the clock with another machine's, and run a capture; if both are as they should be, allow it"
+            hint="compare the clock with another machine's, and run a capture; if both are correct, allow it"
             " with --idle",
             details={"newest_capture_seconds_ago": since},
         )

@@ -49,7 +49,7 @@ def differ_text(found: Differences) -> str:
     more = found.count - min(len(found.names), NAMED)
     which = f": {names}" + (f" and {more} more" if more > 0 else "") if names else ""
     verb = "table differs" if found.count == 1 else "tables differ"
-    since = "; a repair has ended since, and nothing was compared after it" if found.repaired else ""
+    since = "; a repair has ended since then, without a comparison after it" if found.repaired else ""
     return f"{found.count:,} {verb} from the source{which}{since}"
 
 
@@ -232,13 +232,15 @@ def _of_ingestion(beside: Beside) -> Iterator[Need]:
     need, queue = Need("ingestion", "/ingestion", "failing", command="replicator ingest stats"), beside.queue
     if beside.queue_trouble:
         need.word = "unknown"
-        need.add(Cause(f"nobody knows how it is: {beside.queue_trouble}", "does the store of [ingestion] answer?"))
+        need.add(
+            Cause(f"its state is unknown: {beside.queue_trouble}", "check whether the store of [ingestion] responds")
+        )
     if queue and (failing := sum(queue.failing.get(kind, 0) for kind in TRIED_AGAIN)):
-        hint = "their pages say why: a source, a store or a metastore that does not answer, or a lock"
-        need.add(Cause(f"{count_text(failing, 'job')} failed, and will be tried again", hint))
+        hint = "see their pages for the cause: a source, store or metastore that does not respond, or a lock"
+        need.add(Cause(f"{count_text(failing, 'job')} failed, and will be retried", hint))
     if queue and (waits := queue.waits_seconds or 0) > LATE:
         need.word = "late"
-        hint = "is a controller at work (`replicator ingest run`), and has it slots?"
+        hint = "check whether a controller is running (`replicator ingest run`), and has slots"
         need.add(Cause(f"a requested table has waited for a slot for {duration_text(waits)}", hint))
     if need.causes:
         yield need
@@ -251,14 +253,14 @@ def _of_policy(policy: PolicyView, since: float | None, beside: Beside) -> Need:
         for text in policy.trouble or (behind_text(policy),):
             need.add(Cause(text, "", since))
     if is_old(policy, beside.now):
-        hint = "does the source's or the target's metastore hang? The log of the service may say more"
+        hint = "check whether the metastore of the source or target hangs; see the log of the service"
         need.word = "unknown"
-        need.add(Cause("its lag could not be measured since: nobody knows how it is now", hint, policy.measured))
+        need.add(Cause("its lag could not be measured since then, and its state is unknown", hint, policy.measured))
     differs = beside.differences.get(policy.name)
     if differs:
         if not need.causes:
             need.word = "differs"
-        hint = f"`replicator repair {policy.name}` copies what differs, and tells it first with --dry-run"
+        hint = f"`replicator repair {policy.name}` repairs the differences, and lists them first with --dry-run"
         need.add(Cause(differ_text(differs), hint, differs.at))
     return need
 
@@ -306,9 +308,9 @@ def is_old(policy: PolicyView, now: float) -> bool:
 def behind_text(policy: PolicyView) -> str:
     """Describes in words how far a policy is behind."""
     if policy.lag_seconds is None:
-        return "how far it is behind is not known yet"
+        return "its lag is not known yet"
     if not policy.lag_seconds and not policy.lag_events:
-        return "nothing waits" if policy.status not in UNSURE else "how far it is behind is not known"
+        return "nothing waits" if policy.status not in UNSURE else "its lag is not known"
     objective = f" (objective {duration_text(policy.objective_seconds)})" if policy.objective_seconds else ""
     waits = (
         f": {count_text(policy.lag_events, 'event')} and {size_text(policy.lag_bytes or 0)} wait"
@@ -325,11 +327,11 @@ def _about(alert: OpenAlert) -> str:
 
 def _of_service(status: ServiceStatus) -> Iterable[tuple[str, str]]:
     for each in status.trouble:
-        yield each, "the server continues with what it had before"
+        yield each, "the server continues with its previous state"
     if not status.led:
         yield (
-            "no server schedules, so nothing begins by itself",
-            "is `replicator serve` at work, and does its store answer?",
+            "no server schedules, so no run starts by itself",
+            "check whether `replicator serve` is running and its store responds",
         )
     if status.paused:
-        yield "all schedules are paused, so nothing begins by itself", "an admin resumes them: POST scheduler:resume"
+        yield "all schedules are paused, so no run starts by itself", "an admin can resume them: POST scheduler:resume"

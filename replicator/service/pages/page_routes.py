@@ -39,11 +39,11 @@ FIGURES = (
     ("files_from_source", "files from the source"),
     ("files_from_cmroot", "files from $cmroot"),
     ("files_from_target", "files that the target had elsewhere"),
-    ("files_skipped", "files in place already"),
+    ("files_skipped", "files already in place"),
     ("files_removed", "files removed"),
     ("objects_changed", "objects changed"),
     ("difference_count", "differences"),
-    ("lag_seconds", "behind at its end"),
+    ("lag_seconds", "lag at its end"),
 )
 """Fields of reports that are counts, with their labels."""
 
@@ -162,7 +162,7 @@ pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 def asset(name: str) -> Response:
     """Returns a file of the pages; its URL changes with its contents."""
     if name not in ASSETS:
-        raise HTTPException(404, "there is no such file")
+        raise HTTPException(404, "this file does not exist")
     return Response(
         BYTES[name], media_type=ASSETS[name], headers={"Cache-Control": "public, max-age=31536000, immutable"}
     )
@@ -210,7 +210,7 @@ def one_job(request: Request, visitor: Visiting, job: str) -> Response:
     """Shows a job and its last runs."""
     found = next((each for each in api.jobs(request, visitor.identity).items if each.name == job), None)
     if found is None:
-        raise HTTPException(404, f"there is no job {job!r}")
+        raise HTTPException(404, f"job {job!r} does not exist")
     runs = api.runs(request, visitor.identity, api.RunFilters(job=job), limit=20)
     return render(request, "job.html", {"job": found, "runs": runs.items})
 

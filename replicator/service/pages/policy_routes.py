@@ -176,7 +176,7 @@ def act(request: Request, visitor: Acting, fields: Fields, policy: str, action: 
     """Queues the API's action of this name, and redirects to its run."""
     found = next((each for each in POLICY_ACTIONS if each.name == action and action in FORMS), None)
     if found is None:
-        raise HTTPException(404, f"no form does {action!r}")
+        raise HTTPException(404, f"no form exists for {action!r}")
     given: dict[str, object] = {name: value for name, value in fields.items() if value.strip() and name != "csrf"}
     for name in LISTED & set(given):
         names = str(given[name]).replace(",", " ").split()

@@ -262,13 +262,13 @@ async def fields_of(request: Request) -> dict[str, str]:
     """Returns the fields of a form that a page of this server sent; of several of one name the first. Raises
     HTTPException 415 for another kind of body, 403 for another site's form."""
     if request.headers.get("Sec-Fetch-Site") in FOREIGN:
-        raise HTTPException(403, "this form is another site's")
+        raise HTTPException(403, "this form was sent by another site")
     if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise HTTPException(415, "a form is application/x-www-form-urlencoded")
+        raise HTTPException(415, "a form must be application/x-www-form-urlencoded")
     try:
         found = parse_qs((await request.body()).decode(), keep_blank_values=True, max_num_fields=20)
     except ValueError as error:
-        raise HTTPException(400, "this is no form") from error
+        raise HTTPException(400, "invalid form") from error
     return {name: values[0] for name, values in found.items()}
 
 
@@ -281,7 +281,7 @@ def of_session(visitor: Visiting, fields: Fields) -> Visitor:
     if not (visitor.cookie or visitor.mark):
         raise HTTPException(401, "sign in first")
     if not visitor.sent(fields.get("csrf", "")):
-        raise HTTPException(403, "this form is not of this session; load the page again")
+        raise HTTPException(403, "this form belongs to another session; reload the page")
     return visitor
 
 
@@ -401,7 +401,7 @@ def take_token(request: Request, fields: Fields) -> Response:
     """Creates a session."""
     mark = request.cookies.get(FORM, "")
     if not mark or not is_csrf_of(mark, fields.get("csrf", "")):
-        raise HTTPException(403, "this form is not of this browser; load the page again, with cookies allowed")
+        raise HTTPException(403, "this form belongs to another browser; reload the page, with cookies allowed")
     place = safe_place(fields.get("next", "/"))
     cookie = sign_in(request.app.state.store, fields.get("token", "").strip())
     if cookie is None:

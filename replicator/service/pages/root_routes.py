@@ -95,7 +95,7 @@ def said(ask: Callable[[], object]) -> Said:
     except Error as error:
         return Said(None, error.message, error.hint or "")
     except Late:
-        return Said(None, "it took too long", "ask for less, or on the command line, which has no such limit")
+        return Said(None, "it took too long", "query less, or use the command line, which has no time limit")
     except CommandFailed as failed:
         return Said(None, str(failed.said.get("message") or "the command failed"), str(failed.said.get("hint") or ""))
 
@@ -137,7 +137,7 @@ def chosen_root(request: Request, who: Identity, root: str, policy: str) -> tupl
     place = names.get(root) or normal_place(root)
     found = next((each for each in roots if each.place == place), None)
     if found is None:
-        raise HTTPException(404, f"no $cmroot {root or f'of {policy!r}'!s} is configured that you may look at")
+        raise HTTPException(404, f"no $cmroot {root or f'of {policy!r}'!s} is configured that you may read")
     return roots, found
 
 

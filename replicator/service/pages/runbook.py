@@ -41,43 +41,44 @@ _ROLE_OF_TARGET = "replicator role show --metastore {target} --db {db}"
 
 RUNBOOKS: Mapping[str, Runbook] = {
     "primary-away": Runbook(
-        "The primary is away: wait for it, or fail over",
+        "The primary is unreachable: wait for it, or fail over",
         "fail-over",
         (
-            Step("See whether it answers by now; exit code 75: it does not.", _ROLE_OF_SOURCE),
+            Step("Check whether it responds by now; exit code 75: it does not.", _ROLE_OF_SOURCE),
             Step(
-                "Read what would be lost; this changes nothing. The replica is at {checkpoint}.",
+                "Check what would be lost; this changes nothing. The replica is at {checkpoint}.",
                 "replicator --config {config} failover {policy}",
             ),
-            Step("Keep the report.", "replicator --config {config} failover {policy} --json > {dir}/loss.json"),
-            Step("Let whoever may decide it decide. Keep the old primary down, and stop each `sync --follow`."),
+            Step("Save the report.", "replicator --config {config} failover {policy} --json > {dir}/loss.json"),
+            Step("Obtain the decision to fail over. Keep the old primary down, and stop each `sync --follow`."),
             Step("Make the replica the primary.", "replicator --config {config} failover {policy} --force"),
-            Step("See that it is, then start the writers there.", _ROLE_OF_TARGET),
+            Step("Verify its role, then start the writers there.", _ROLE_OF_TARGET),
         ),
     ),
     "replica-away": Runbook(
-        "The replica is away: nothing is lost while the primary keeps its events",
+        "The replica is unreachable: nothing is lost while the primary keeps its events",
         CATCH_UP,
         (
-            Step("See for how long events are kept.", "replicator --config {config} check {policy}"),
-            Step("When it is back, go on from {checkpoint}.", "replicator --config {config} sync {policy}"),
+            Step("Check how long events are kept.", "replicator --config {config} check {policy}"),
+            Step("When it responds again, continue from {checkpoint}.", "replicator --config {config} sync {policy}"),
         ),
     ),
     "two-primaries": Runbook(
-        "Both sides are primary: the one with the higher epoch is right",
+        "Both sides are primary: the one with the higher epoch is valid",
         "fail-back",
         (
             Step("Stop all writers to the side that came back. Its epoch is the lower one.", _ROLE_OF_SOURCE),
-            Step("Compare it with the other side's.", _ROLE_OF_TARGET),
+            Step("Compare it with the epoch of the other side.", _ROLE_OF_TARGET),
             Step(
-                "List its own changes; nothing is changed.", "replicator --config {config} failback {policy} --dry-run"
+                "List its own changes; this changes nothing.",
+                "replicator --config {config} failback {policy} --dry-run",
             ),
             Step("Make it the replica; its own changes are held.", "replicator --config {config} failback {policy}"),
-            Step("Go on, in the other direction.", "replicator --config {config} sync {policy}"),
+            Step("Continue, in the other direction.", "replicator --config {config} sync {policy}"),
         ),
     ),
     "switchover": Runbook(
-        "A switchover has not ended: complete it, or abort it",
+        "A switchover is unfinished: complete it, or abort it",
         "switch-over",
         (
             Step("Complete it.", "replicator --config {config} switchover {policy} --to {side}"),
@@ -85,12 +86,12 @@ RUNBOOKS: Mapping[str, Runbook] = {
         ),
     ),
     "failover": Runbook(
-        "A failover has not ended: complete it",
+        "A failover is unfinished: complete it",
         "fail-over",
         (Step("Complete it.", "replicator --config {config} failover {policy} --force"),),
     ),
     "failback": Runbook(
-        "A failback has not ended: complete it",
+        "A failback is unfinished: complete it",
         "fail-back",
         (Step("Complete it.", "replicator --config {config} failback {policy}"),),
     ),
@@ -99,31 +100,28 @@ RUNBOOKS: Mapping[str, Runbook] = {
         CATCH_UP,
         (
             Step("Compare every table with the log.", "replicator --config {config} capture {policy} --repair"),
-            Step("Replicate what differs.", "replicator --config {config} sync {policy}"),
-            Step("Let the source keep its events for longer, or the policy run more often."),
+            Step("Replicate the differences.", "replicator --config {config} sync {policy}"),
+            Step("Let the source keep its events longer, or run the policy more often."),
         ),
     ),
     "differs": Runbook(
-        "The replica differs: find the writer, and repair it",
+        "The replica differs: find the writer, and repair the replica",
         "repair-a-replica",
         (
-            Step("Compare all of it.", "replicator --config {config} verify {policy}"),
-            Step(
-                "See what a repair would do; this changes nothing.",
-                "replicator --config {config} repair {policy} --dry-run",
-            ),
-            Step("Copy what differs.", "replicator --config {config} repair {policy}"),
-            Step("Find who wrote to the replica, and take the right away."),
+            Step("Compare the entire replica.", "replicator --config {config} verify {policy}"),
+            Step("Preview the repair; this changes nothing.", "replicator --config {config} repair {policy} --dry-run"),
+            Step("Repair the differences.", "replicator --config {config} repair {policy}"),
+            Step("Find out who wrote to the replica, and revoke the permission."),
         ),
     ),
     "behind": Runbook(
-        "It is late, or nothing moves: find what blocks, and catch up",
+        "The policy is late or blocked: find the cause, and catch up",
         CATCH_UP,
         (
-            Step("See what waits, and what blocks.", "replicator --config {config} lag {policy}"),
-            Step("See what a run needs, and has not.", "replicator --config {config} check {policy}"),
-            Step("See how the last runs ended.", "replicator --config {config} history {policy}"),
-            Step("When the cause is mended, run it.", "replicator --config {config} sync {policy}"),
+            Step("Check what waits, and what blocks.", "replicator --config {config} lag {policy}"),
+            Step("Check what a run requires and lacks.", "replicator --config {config} check {policy}"),
+            Step("Check how the last runs ended.", "replicator --config {config} history {policy}"),
+            Step("When the cause is fixed, run the policy.", "replicator --config {config} sync {policy}"),
         ),
     ),
 }

@@ -278,20 +278,20 @@ def body_of(kind: type[A], given: Mapping[str, object]) -> A:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", hint="mend the field") from error
+        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", hint="fix the field") from error
 
 
 def consented(ask: Consent, name: str, what: str) -> None:
     """Raises UsageError if the name was not typed."""
     if ask.confirm != name:
-        raise UsageError(f"{what} needs consent", hint=f'when it is meant, send "confirm": "{name}"')
+        raise UsageError(f"{what} requires confirmation", hint=f'to confirm, send "confirm": "{name}"')
 
 
 def only(wanted: Sequence[str], known: Sequence[str], policy: str) -> None:
     """Raises UsageError for a database that does not belong to the policy."""
     foreign = [name for name in wanted if name.lower() not in known]
     if foreign:
-        raise UsageError(f"{foreign[0]} is no database of policy {policy}", hint="see `databases` of the policy")
+        raise UsageError(f"policy {policy} has no database {foreign[0]}", hint="see `databases` of the policy")
 
 
 def fields_of(ask: Ask) -> dict[str, Any]:
@@ -308,7 +308,7 @@ KEY = 200
 LONG = 120.0
 """Seconds after which an open action that this server is not doing counts as killed."""
 
-AT_WORK = "a request with this Idempotency-Key is running; ask again later"
+AT_WORK = "a request with this Idempotency-Key is running; try again later"
 
 
 @dataclass(frozen=True)
@@ -396,9 +396,9 @@ def _wanted(request: Request, who: Who, what: What) -> Action:
 def _before(store: ServiceStore, wanted: Action) -> Action | None:
     found = action_of(store, wanted.who, wanted.key) if wanted.key else None
     if found is not None and (found.action, found.subject) != (wanted.action, wanted.subject):
-        raise HTTPException(409, f"this Idempotency-Key was that of `{found.action} {found.subject}`")
+        raise HTTPException(409, f"this Idempotency-Key was already used for `{found.action} {found.subject}`")
     if found is not None and found.digest and found.digest != wanted.digest:
-        raise HTTPException(422, "this Idempotency-Key came with another body before")
+        raise HTTPException(422, "this Idempotency-Key was already used with another body")
     return found
 
 
@@ -457,7 +457,7 @@ def root_for(request: Request, who: Who, role: Role, name: str) -> KnownRoot:
     found = known_roots(serving_of(request).config).get(name)
     if found is None:
         require(who, role, name.removesuffix(TARGET))
-        raise HTTPException(404, f"no root is called {name!r} here: write a policy's name, P{TARGET} or {DEFAULTS}")
+        raise HTTPException(404, f"no root is named {name!r}: use a policy's name, P{TARGET} or {DEFAULTS}")
     for policy in found.policies or ("",):
         require(who, role, policy)
     return found

@@ -53,13 +53,13 @@ def refuse_unknown_parameters(request: Request) -> None:
     known = list(_names(route.dependant)) if isinstance(route, APIRoute) else []
     for name, value in (*request.query_params.multi_items(), *request.path_params.items()):
         if "\0" in name or "\0" in str(value):
-            raise UsageError("a parameter has a NUL character", hint="leave it out")
+            raise UsageError("a parameter contains a NUL character", hint="remove it")
     for name in request.query_params:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             there = ", ".join(known) or "none"
             hint = (f"did you mean {near[0]}? " if near else "") + f"parameters: {there}"
-            raise UsageError(f"there is no parameter {name[:100]!r} here", hint=hint)
+            raise UsageError(f"unknown parameter {name[:100]!r}", hint=hint)
 
 
 def _names(dependant: Any) -> Iterator[str]:
@@ -222,7 +222,8 @@ def log(request: Request, who: Who, run: str) -> str:
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         raise ObjectNotFound(
-            f"run {run} has no log here", hint=f"it ran on {found.server}" if found.server else "it has not begun"
+            f"run {run} has no log on this server",
+            hint=f"it ran on {found.server}" if found.server else "it has not begun",
         ) from None
 
 
@@ -256,7 +257,7 @@ def _run(request: Request, who: Who, run: str) -> tuple[Path, ServiceRun]:
 
 
 def _missing(name: str) -> Any:
-    raise HTTPException(404, f"nothing is called {name!r} here")
+    raise HTTPException(404, f"no policy or job is named {name!r}")
 
 
 # ---- events of a run -------------------------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ class _Told:
             return cls()
         found = _ID.fullmatch(id)
         if found is None:
-            raise UsageError(f"Last-Event-ID {id[:100]!r} is none of ours", hint="leave it out to begin anew")
+            raise UsageError(f"invalid Last-Event-ID {id[:100]!r}", hint="omit it to start a new stream")
         return cls(found[1], int(found[2]))
 
     def event(self, kind: str, *lines: str) -> str:
@@ -317,7 +318,7 @@ def follow_run(
     if found.ended is not None and told.state == found.state:
         return Response(status_code=204)
     if request.app.state.streams >= MOST:
-        raise HTTPException(503, f"{MOST} streams are open here; ask again later, or `runs/{run}`")
+        raise HTTPException(503, f"{MOST} streams are open on this server; try again later, or poll `runs/{run}`")
     return EventStream(_counted(request, _stream(serving, run, told)))
 
 

@@ -60,30 +60,30 @@ def _service(serving: Serving) -> Iterator[Metric]:
     build = GaugeMetricFamily("replicator_build_info", "Always 1; the release.", labels=["version"])
     build.add_metric([status.version], 1)
     yield build
-    yield _gauge("replicator_scheduler_leader", "1 where this server schedules.", status.leader == status.here)
-    yield _gauge("replicator_scheduler_led", "1 while any server schedules.", status.led)
+    yield _gauge("replicator_scheduler_leader", "1 if this server schedules.", status.leader == status.here)
+    yield _gauge("replicator_scheduler_led", "1 if any server schedules.", status.led)
     yield _gauge("replicator_scheduler_epoch", "Changes of the server that schedules.", status.epoch)
-    yield _gauge("replicator_scheduler_paused", "1 while all schedules are paused.", status.paused)
-    yield _gauge("replicator_scheduler_trouble", "Causes that keep this server from its work.", len(status.trouble))
+    yield _gauge("replicator_scheduler_paused", "1 if all schedules are paused.", status.paused)
+    yield _gauge("replicator_scheduler_trouble", "Problems that keep this server from working.", len(status.trouble))
     age = time.monotonic() - health.step
-    yield _gauge("replicator_scheduler_step_age_seconds", "Since this server's scheduler last came to an end.", age)
-    yield _gauge("replicator_runs_running", "Runs at work.", status.running)
-    yield _gauge("replicator_queue_length", "Runs that wait for a place.", status.queued)
+    yield _gauge("replicator_scheduler_step_age_seconds", "Time since the last step of this server's scheduler.", age)
+    yield _gauge("replicator_runs_running", "Runs in progress.", status.running)
+    yield _gauge("replicator_queue_length", "Queued runs.", status.queued)
 
 
 def _jobs(serving: Serving) -> Iterator[Metric]:
     store, labels = serving.store, ["job_name"]
     now, states, successes, queued = store.now(), store.jobs(), store.successes(), store.first_runs()
     ended = GaugeMetricFamily(
-        "replicator_last_success_timestamp_seconds", "End of the newest run that was done.", labels=labels
+        "replicator_last_success_timestamp_seconds", "End of the newest run in state done.", labels=labels
     )
     for name, moment in sorted(successes.items()):
         ended.add_metric([name], moment)
     yield ended
-    paused = GaugeMetricFamily("replicator_job_paused", "1 while the job is paused.", labels=labels)
-    text = "Since alerts.missed_periods periods without a success have passed; 0 before, and while it is paused."
+    paused = GaugeMetricFamily("replicator_job_paused", "1 if the job is paused.", labels=labels)
+    text = "Time since alerts.missed_periods periods passed without a success; 0 before, and while the job is paused."
     late = GaugeMetricFamily("replicator_job_overdue_seconds", text, labels=labels)
-    text = "1 where the newest certificate is not whole: of what is left, or was not searched."
+    text = "1 if the newest certificate is incomplete: something is left, or was not searched."
     gaps = GaugeMetricFamily("replicator_certificate_incomplete", text, labels=labels)
     for name, job in sorted(serving.scheduled.items()):
         state = states.get(name)
@@ -243,8 +243,8 @@ class _OwnNames:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and Request(scope).url.hostname not in LOOPBACK:
-            await problem(421, "UsageError", "without tokens only names of this host are answered")(
-                scope, receive, send
-            )
+            await problem(
+                421, "UsageError", "without tokens, only requests to a loopback name of this host are served"
+            )(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -172,8 +172,8 @@ def _root(config: Config) -> str:
     """Returns the root whose items are queried: that of `[defaults]`, else the one that all policies have."""
     found = {config.defaults.cmroot} if config.defaults.cmroot else {each.cmroot for each in config.policies.values()}
     if len(found) != 1:
-        told = "no root" if not found else f"{len(found)} roots"
-        raise UsageError(f"{told}: whose items are asked about is not said", hint="set cmroot in [defaults]")
+        told = "no root is" if not found else f"{len(found)} roots are"
+        raise UsageError(f"{told} configured, but this query needs exactly one", hint="set cmroot in [defaults]")
     return str(found.pop())
 
 

@@ -37,9 +37,9 @@ from replicator.service.web.endpoint import (
 )
 from replicator.service.web.roots import SLOW
 
-_SINCE = text("since", 'Only from this time on: ISO 8601, or back from now: "-1d", "yesterday".')
+_SINCE = text("since", 'Only from this time on: ISO 8601, or relative to now: "-1d", "yesterday".')
 _UNTIL = text("until", "Only up to this time.")
-_PURGE = Parameter("purge", str, "A purge's id, as `purges` lists them.", ..., in_path=True)
+_PURGE = Parameter("purge", str, "A purge's id, as listed by `purges`.", ..., in_path=True)
 _LS, _FIND = ("table", "needed_by"), ("path", "table", "checksum")
 _AUDIT = ("job", "run", "object", "path", "outcome", "since")
 
@@ -66,15 +66,15 @@ class AuditList:
 _OF_POLICIES = (
     Endpoint(
         "policies/{policy}/lag",
-        "Its lag, measured now, as `replicator lag` gives it.",
+        "The policy's lag, measured now, as in `replicator lag`.",
         asked_of_verb(lag),
         Lag,
         of="policy",
-        instead="GET policies/P has it as it was measured last",
+        instead="GET policies/P returns the last measurement",
     ),
     Endpoint(
         "policies/{policy}/history",
-        "Its runs as the target remembers them, those by hand too, newest first, as `replicator history` gives them.",
+        "The policy's runs as recorded at the target, including manual ones, newest first, as in `replicator history`.",
         asked_of_verb(history, limited=True),
         ShownHistory,
         of="policy",
@@ -83,7 +83,7 @@ _OF_POLICIES = (
     ),
     Endpoint(
         "policies/{policy}/lag-history",
-        "Its lag over time, oldest first.",
+        "The policy's lag over time, oldest first.",
         policy_queries.lag_history,
         policy_queries.LagSeries,
         of="policy",
@@ -93,14 +93,14 @@ _OF_POLICIES = (
     ),
     Endpoint(
         "policies/{policy}/verification",
-        "Its last comparison of both sides, and how old it is.",
+        "The policy's last comparison of both sides, and its age.",
         policy_queries.verification,
         policy_queries.VerificationView,
         of="policy",
     ),
     Endpoint(
         "policies/{policy}/drills",
-        "Its drills, newest first, with measured recovery times, as `replicator drill --list` gives them.",
+        "The policy's drills, newest first, with measured recovery times, as in `replicator drill --list`.",
         asked_of_verb(drill, limited=True, listing=True),
         ShownDrills,
         of="policy",
@@ -109,30 +109,28 @@ _OF_POLICIES = (
     ),
     Endpoint(
         "policies/{policy}/roles",
-        "Roles of its databases on both sides, its slot, and turns that were made.",
+        "Roles of the policy's databases on both sides, its slot, and its role changes.",
         policy_queries.roles,
         policy_queries.PolicyRoles,
         of="policy",
     ),
     Endpoint(
         "policies/{policy}/restore-points",
-        "Moments that `replicator restore --policy` can go back to, newest first.",
+        "Recovery points for `replicator restore --policy`, newest first.",
         policy_queries.restore_points,
         policy_queries.RestorePoints,
         of="policy",
         parameters=(_SINCE,),
         listed="points",
     ),
-    Endpoint(
-        "checks", "What the newest checks of policies have found.", policy_queries.checks, policy_queries.CheckList
-    ),
+    Endpoint("checks", "Findings of the newest checks of policies.", policy_queries.checks, policy_queries.CheckList),
 )
 
 _OF_ROOTS = (
-    Endpoint("roots", "The roots that can be asked about.", roots.roots, roots.RootList),
+    Endpoint("roots", "The roots that can be queried.", roots.roots, roots.RootList),
     Endpoint(
         "cmroot/ls",
-        "What it keeps: totals by who needs it, and the largest entries, as `replicator cm ls` gives them.",
+        "Contents of the root: totals by need, and the largest entries, as in `replicator cm ls`.",
         asked_of_command(("cm", "ls"), _LS, ("--engine=local",), limited=True),
         KeptList,
         of="root",
@@ -144,7 +142,7 @@ _OF_ROOTS = (
     ),
     Endpoint(
         "cmroot/find",
-        "Files of the captured log, as `replicator cm find` finds them; path, table or checksum is needed.",
+        "Files in the captured log, as in `replicator cm find`; requires path, table or checksum.",
         asked_of_command(("cm", "find"), _FIND, limited=True),
         FoundList,
         of="root",
@@ -156,14 +154,14 @@ _OF_ROOTS = (
     ),
     Endpoint(
         "cmroot/slots",
-        "Slots, holds and dumps, and how far behind they are, as `replicator cm slots` gives them.",
+        "Slots, holds and dumps, and how far behind they are, as in `replicator cm slots`.",
         roots.slots,
         PinList,
         of="root",
     ),
     Endpoint(
         "cmroot/held",
-        "The same, with what each slot, hold and dump holds back, for which the whole log is read.",
+        "Slots, holds and dumps, with the contents that each holds back; reads the entire log.",
         asked_of_command(("cm", "slots"), (), ("--engine=local",)),
         PinList,
         of="root",
@@ -171,21 +169,28 @@ _OF_ROOTS = (
         seconds=SLOW,
         instead=_as_a_job("cm", "slots"),
     ),
-    Endpoint("cmroot/holds", "Named moments that it keeps.", roots.holds, roots.HoldList, of="root", listed="holds"),
+    Endpoint(
+        "cmroot/holds",
+        "Named recovery points that the root keeps.",
+        roots.holds,
+        roots.HoldList,
+        of="root",
+        listed="holds",
+    ),
     Endpoint(
         "cmroot/expiry",
-        "What an expiry would remove now, and what holds back the rest, as `replicator cm expire --dry-run` says.",
+        "What an expiry would remove now, and what holds back the rest, as in `replicator cm expire --dry-run`.",
         roots.expiry,
         ExpiryPlanned,
         of="root",
-        parameters=(text("older_than", "The retention, such as 30d; without it, that of the job that expires it."),),
+        parameters=(text("older_than", "The retention, such as 30d; default: that of the job that expires the root."),),
         process=True,
         seconds=SLOW,
         instead=_as_a_job("cm", "expire", "--dry-run"),
     ),
     Endpoint(
         "cmroot/size",
-        "What it kept over time, oldest first.",
+        "Size of the root over time, oldest first.",
         roots.size,
         roots.SizeSeries,
         of="root",
@@ -196,27 +201,27 @@ _OF_ROOTS = (
     ),
     Endpoint(
         "tables/{table}/timeline",
-        "A table's life: records, removals, comparisons, runs, dumps and holds, by time.",
+        "A table's timeline: records, removals, comparisons, runs, dumps and holds.",
         roots.timeline,
         roots.Timeline,
         of="root",
         parameters=(
-            Parameter("table", str, "DB.TABLE, by any name that it had.", ..., in_path=True),
+            Parameter("table", str, "DB.TABLE, by any name that the table had.", ..., in_path=True),
             Parameter("kind", Literal[roots.KINDS] | None, "Only entries of this kind."),
-            Parameter("order", Literal["oldest", "newest"], "Which come first.", "oldest"),
+            Parameter("order", Literal["oldest", "newest"], "Which entries come first.", "oldest"),
             _SINCE,
             _UNTIL,
         ),
         listed="entries",
         keyed=roots.key_of_entry,
-        instead="ask from a later `since` on; `replicator show ROOT --table DB.TABLE` has no time limit",
+        instead="use a later `since`; `replicator show ROOT --table DB.TABLE` has no time limit",
     ),
 )
 
 _OF_REMOVALS = (
     Endpoint(
         "housekeeping/items",
-        "What housekeeping is to remove, has removed, and cannot, as `replicator housekeeping ls` gives it.",
+        "Items that housekeeping will remove, has removed, or cannot remove, as in `replicator housekeeping ls`.",
         removals.items,
         removals.ItemList,
         of="root",
@@ -226,14 +231,14 @@ _OF_REMOVALS = (
     ),
     Endpoint(
         "removals/upcoming",
-        "What goes when and why, by day: items of housekeeping, and what rehearsals of retention have planned.",
+        "Pending removals by day, with reasons: items of housekeeping, and removals planned by dry runs of retention.",
         upcoming_removals.upcoming,
         upcoming_removals.UpcomingRemovals,
         listed="removals",
     ),
     Endpoint(
         "removals/items",
-        "What goes, one by one and by time, with its bytes, and what `removals:hold` takes to keep it.",
+        "Pending removals one by one, by time, with their bytes, and the `on` of a `removals:hold` that keeps them.",
         upcoming_removals.upcoming_items,
         upcoming_removals.UpcomingItems,
         of="root",
@@ -242,12 +247,12 @@ _OF_REMOVALS = (
     ),
     Endpoint(
         "retention/{job}/explain",
-        "The settings of a dataset, each with its file and line, as `replicator retention explain` gives them.",
+        "The settings of a dataset, each with its file and line, as in `replicator retention explain`.",
         removals.explained,
         Explained,
         parameters=(
             Parameter("job", str, "A job of the configuration that runs retention.", ..., in_path=True),
-            text("path", 'A dataset\'s, as the configuration spells it, or "hive/DB/TABLE".', needed=True),
+            text("path", 'The path of a dataset, as in the configuration, or "hive/DB/TABLE".', needed=True),
         ),
         whole=True,
         listed="values",
@@ -263,7 +268,7 @@ _OF_REMOVALS = (
     ),
     Endpoint(
         "purges/{purge}",
-        "One purge, and how far its partitions have come.",
+        "One purge, and the progress of its partitions.",
         removals.purge,
         removals.PurgeDetail,
         of="root",
@@ -279,7 +284,7 @@ _OF_REMOVALS = (
     ),
     Endpoint(
         "legal-holds",
-        "What no job may remove, as `replicator legal-hold ls` gives it.",
+        "Objects that no job may remove, as in `replicator legal-hold ls`.",
         asked_of_verb(legal_hold_ls),
         LegalHolds,
         of="root",
@@ -287,7 +292,7 @@ _OF_REMOVALS = (
     ),
     Endpoint(
         "audit",
-        "What jobs removed and refused, as `replicator audit ls` gives it.",
+        "Removals by jobs, and refusals, as in `replicator audit ls`.",
         _audit,
         AuditList,
         of="root",
@@ -297,42 +302,39 @@ _OF_REMOVALS = (
 )
 
 _OF_INGESTION = (
-    Endpoint(
-        "assets", "Assets, as `replicator asset ls` gives them.", roots.assets, AssetsShown, listed="assets", whole=True
-    ),
+    Endpoint("assets", "Assets, as in `replicator asset ls`.", roots.assets, AssetsShown, listed="assets", whole=True),
     Endpoint(
         "assets/{asset}",
-        "An asset, as `replicator asset show` gives it.",
+        "An asset, as in `replicator asset show`.",
         roots.asset,
         Asset,
-        parameters=(Parameter("asset", str, "Its name.", ..., in_path=True),),
+        parameters=(Parameter("asset", str, "The asset's name.", ..., in_path=True),),
         whole=True,
     ),
     Endpoint(
         "ingestion/requests",
-        "Requests of ingestion with their jobs, newest first, as `replicator ingest ls` gives them.",
+        "Requests of ingestion with their jobs, newest first, as in `replicator ingest ls`.",
         roots.requests,
         roots.IngestionJobList,
-        parameters=(
-            *of_options(IngestLsOptions, *roots.FILTERS),
-            text("requested_by", "Only those that this user requested."),
-        ),
+        parameters=(*of_options(IngestLsOptions, *roots.FILTERS), text("requested_by", "Only requests of this user.")),
         listed="jobs",
         keyed=roots.key_of_job,
     ),
     Endpoint(
         "ingestion/requests/{job}",
-        "A request, its job with its error in detail, and its changes, as `replicator ingest show` gives them.",
+        "A request, its job with its error in detail, and its changes, as in `replicator ingest show`.",
         roots.request,
         JobDetail,
-        parameters=(Parameter("job", Annotated[int, Path(ge=1, le=2**53)], "Its job's number.", ..., in_path=True),),
+        parameters=(Parameter("job", Annotated[int, Path(ge=1, le=2**53)], "The job's number.", ..., in_path=True),),
     ),
     Endpoint(
         "ingestion/stats",
-        "Who waits for a slot, how soon requests are published, what landed by day, as `replicator ingest stats` says.",
+        "The queue for slots, time from request to publication, and landings by day, as in `replicator ingest stats`.",
         roots.stats,
         IngestionStats,
-        parameters=(text("within", "How far back, for what was published, such as 1d: at most 31d; without it, 7d."),),
+        parameters=(
+            text("within", "The period of the figures about published requests, such as 1d: at most 31d; default: 7d."),
+        ),
         whole=True,
     ),
 )

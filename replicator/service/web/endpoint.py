@@ -7,13 +7,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from datetime import timedelta
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from fastapi import Query
@@ -21,7 +18,7 @@ from fastapi import Query
 from cmroot.root import FORMAT
 from cmroot.store.place import as_written
 from replicator.commands.base import Options
-from replicator.commands.options import Between
+from replicator.commands.options import Between, declared_fields
 from replicator.core.config import Config, nearest
 from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
@@ -105,7 +102,7 @@ def root_for(config: Config, who: Identity, name: str | None) -> NamedRoot:
         wanted = [each for each in there if each.name == "defaults/cmroot"] or [each for each in there if each.may(who)]
         if len({each.place for each in wanted}) != 1:
             names = ", ".join(each.name for each in wanted) or "none is configured"
-            raise UsageError("which root is meant?", hint=f"root=NAME, one of: {names}")
+            raise UsageError("the parameter root is required", hint=f"root=NAME, one of: {names}")
         found = wanted[0]
     else:
         named = next((each for each in there if each.name == name), None)
@@ -113,8 +110,8 @@ def root_for(config: Config, who: Identity, name: str | None) -> NamedRoot:
             if who.policies:  # do not disclose which names exist
                 require(who, "viewer", "")
             known = ", ".join(each.name for each in there) or "none is configured"
-            hint = nearest(name, [each.name for each in there]) + f"names: {known}; paths are no names"
-            raise ObjectNotFound(f"no root of the configuration is called {name!r}", hint=hint)
+            hint = nearest(name, [each.name for each in there]) + f"use a name, not a path: {known}"
+            raise ObjectNotFound(f"no configured root is named {name!r}", hint=hint)
         found = named
     for each in found.policies or ("",):
         require(who, "viewer", each)
@@ -124,7 +121,7 @@ def root_for(config: Config, who: Identity, name: str | None) -> NamedRoot:
 def refuse_none_yet(place: str) -> None:
     """Raises ObjectNotFound if the root was not created yet."""
     if not (as_written(place) / FORMAT).exists():
-        raise ObjectNotFound(f"{place} is no $cmroot yet", hint="the first run that writes there makes it")
+        raise ObjectNotFound(f"{place} is not a $cmroot yet", hint="the first run that writes to it creates it")
 
 
 # ---- endpoint --------------------------------------------------------------------------------------------------------
@@ -206,7 +203,7 @@ class Endpoint:
     process: bool = False
     whole: bool = False
     seconds: float = SECONDS
-    instead: str = "ask again later, or for less"
+    instead: str = "try again later, or query less"
     tags: Sequence[str] = field(default=("questions",))
 
 
@@ -266,14 +263,13 @@ class CommandFailed(Exception):
 
 def of_options(kind: type[Options], *names: str) -> list[Parameter]:
     """Returns fields of a command's options as parameters, with their ranges, defaults and descriptions."""
-    hints, there = get_type_hints(kind, include_extras=True), {each.name: each for each in fields(kind)}
-    found = []
+    there, found = {each.name: each for each in declared_fields(kind)}, []
     for name in names:
         one = there[name]
         default = None if one.default in (MISSING, "", None) else one.default
         if isinstance(default, timedelta):
             default = None
-        found.append(Parameter(name, _kind(hints[name]), _says(kind, name), default))
+        found.append(Parameter(name, _kind(one.values), one.option.help, default))
     return found
 
 
@@ -282,10 +278,9 @@ def text(name: str, says: str, *, needed: bool = False) -> Parameter:
     return Parameter(name, kind if needed else kind | None, says, ... if needed else None)
 
 
-def _kind(hint: Any) -> Any:
-    """Returns the annotation for FastAPI: of a union the first member that text can represent."""
-    members = [each for each in _members(hint) if each is not type(None)]
-    chosen = members[0]
+def _kind(values: Sequence[Any]) -> Any:
+    """Returns the annotation for FastAPI: of several types the first one."""
+    chosen = values[0]
     if get_origin(chosen) is Annotated:
         kind, limits = get_args(chosen)
         if isinstance(limits, Between):
@@ -293,21 +288,6 @@ def _kind(hint: Any) -> Any:
     if get_origin(chosen) is Literal or chosen in (bool, int, float):
         return chosen | None
     return Annotated[str, Query(max_length=TEXT)] | None
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _says(kind: type[Options], name: str) -> str:
-    """Returns the description of a field in the docstring of its options: `name: ...`, or `one, name: ...`, and
-    continuation lines."""
-    for each in inspect.getmro(kind):
-        match = re.search(rf"^ *(?:\w+, )*{name}(?:, \w+)*: (.+(?:\n {{4,}}  .+)*)", each.__doc__ or "", re.MULTILINE)
-        if match:
-            said = " ".join(match[1].split())
-            return said[0].upper() + said[1:]
-    return ""
 
 
 def duration_of(name: str, given: str) -> timedelta:
@@ -345,11 +325,11 @@ def read_cursor(text: str | None, asked: str, kind: type[int] | type[str] = int)
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         found = msgspec.json.decode(data, type=_Cursor)
     except (binascii.Error, msgspec.DecodeError, ValueError) as error:
-        raise UsageError("this is no cursor", hint="take `next` of the page before, or leave it out") from error
+        raise UsageError("invalid cursor", hint="use `next` of the previous page, or omit it") from error
     if found.asked == asked and isinstance(found.at, int) and found.at > FARTHEST:
-        raise UsageError(f"pages lead to {FARTHEST:,} entries of a list", hint="filter: ask for less")
+        raise UsageError(f"paging ends after {FARTHEST:,} entries of a list", hint="filter the list")
     if found.asked != asked or type(found.at) is not kind or (isinstance(found.at, int) and found.at < 0):
-        hint = "filters and limit stay as they were; without a cursor the list begins anew"
+        hint = "keep filters and limit unchanged, or omit the cursor to start again"
         raise UsageError("this cursor belongs to another query", hint=hint)
     return found.at
 

@@ -53,7 +53,9 @@ def approve_asset(request: Request, who: Who, asset: Name, ask: ApproveAssetAsk)
     its `digest`: an unseen change is not approved. For admins."""
     require(who, "admin", "")
     if not ask.digest:
-        raise UsageError(f"approve asset {asset}: no digest", hint=f"send the digest that GET assets/{asset} has")
+        raise UsageError(
+            f"approving asset {asset} requires its digest", hint=f"send the digest that GET assets/{asset} returns"
+        )
 
     def do() -> Any:
         return asset_approve(
@@ -91,7 +93,7 @@ def _acts(who: Who) -> None:
     if who is NOBODY:
         raise HTTPException(401, NEEDED)
     if all(role == "viewer" for role in (who.role, *(role for role, _ in who.also))):
-        raise HTTPException(403, f"{who.name} may only look")
+        raise HTTPException(403, f"{who.name} has read-only access")
 
 
 def _config(request: Request) -> Any:

@@ -63,13 +63,13 @@ class PolicyAction:
 
 
 PLANNING = PolicyAction(
-    "plan", PlanAsk, "Makes a plan of the next run; its id is the run's.", more=("--out", f"@/{PLAN}")
+    "plan", PlanAsk, "Creates a plan of the next run; its id is the id of the run.", more=("--out", f"@/{PLAN}")
 )
 POLICY_ACTIONS = (
     PolicyAction("verify", VerifyAsk, "Compares both sides."),
     PolicyAction("drill", DrillAsk, "Rehearses a failover on shadow databases."),
     PLANNING,
-    PolicyAction("repair", RepairAsk, "Copies what differs.", dangerous=_really),
+    PolicyAction("repair", RepairAsk, "Repairs the replica where it differs.", dangerous=_really),
     PolicyAction("switchover", SwitchoverAsk, "Exchanges primary and replica.", "admin", _really),
     PolicyAction("failover", FailoverAsk, "Makes the replica the primary.", "admin", lambda ask: bool(ask.force)),
     PolicyAction("failback", FailbackAsk, "Makes the old primary the replica.", "admin", _really),
@@ -83,7 +83,7 @@ def policy_for(request: Request, who: Who, role: Role, name: str) -> Policy:
     require(who, role, name)
     found = serving_of(request).config.policies.get(name)
     if found is None:
-        raise HTTPException(404, f"nothing is called {name!r} here")
+        raise HTTPException(404, f"policy {name!r} is not configured")
     return found
 
 
@@ -127,10 +127,10 @@ def restore_database(request: Request, who: Who, ask: RestoreAsk) -> Asked:
     found = policy_for(request, who, "operator", ask.policy)
     over = (ask.into or "",) if ask.force else ()
     if "" in over:
-        raise UsageError("force without into", hint="name the database that is written over in `into`")
+        raise UsageError("force requires into", hint="set `into` to the database to overwrite")
     only((ask.db, *over), databases_among(found, (ask.db, *over)), ask.policy)
     if ask.force and not ask.dry_run:
-        consented(ask, ask.into or "", f"a restore over {ask.into}")
+        consented(ask, ask.into or "", f"restoring over {ask.into}")
     ad_hoc_run = AdHocRun(f"restore:{ask.policy}", ("restore", ask.policy, *options_of(ask)), ask.policy)
     return queue_once(request, who, What("restore", f"{ask.policy}/{ask.db}", ask.reason), ad_hoc_run)
 
@@ -274,11 +274,11 @@ def apply_plan(request: Request, who: Who, plan: Id, ask: ApplyAsk) -> Asked:
     """Does what an approved plan contains, and nothing else; the run refuses it (6) if the state has changed since."""
     run = _made(request, who, plan)
     policy_for(request, who, "operator", run.policy)
-    consented(ask, run.policy, f"a plan of {run.policy}")
+    consented(ask, run.policy, f"applying a plan of {run.policy}")
     _refuse_refused(_store(request), run)
     decisions = _decisions(_store(request), run.id)
     if not decisions:
-        raise Refused(f"plan {run.id} is not approved", hint=f"look at it, then POST plans/{run.id}:approve")
+        raise Refused(f"plan {run.id} is not approved", hint=f"review it, then POST plans/{run.id}:approve")
     ad_hoc_run = AdHocRun(f"apply:{run.policy}", ("apply", f"@{run.id}/{PLAN}", *options_of(ask)), run.policy)
     return queue_once(request, who, What("apply", run.id, ask.reason), ad_hoc_run)
 
@@ -292,14 +292,14 @@ def _plan(request: Request, who: Who, role: Role, id: str) -> ServiceRun:
     found = _store(request).run(id)
     require(who, role, found.policy)
     if found.job != f"plan:{found.policy}":
-        raise ObjectNotFound(f"run {id} is no plan", hint=f"POST policies/{found.policy or 'P'}:plan makes one")
+        raise ObjectNotFound(f"run {id} is not a plan", hint=f"POST policies/{found.policy or 'P'}:plan creates one")
     return found
 
 
 def _made(request: Request, who: Who, id: str) -> ServiceRun:
     found = _plan(request, who, "operator", id)
     if found.state not in MADE:
-        raise Refused(f"plan {id} is not made: its run is {found.state}", hint=found.hint or "see its run")
+        raise Refused(f"plan {id} was not created: its run is {found.state}", hint=found.hint or "see its run")
     return found
 
 
@@ -307,16 +307,16 @@ def _refuse_refused(store: ServiceStore, run: ServiceRun) -> None:
     last = _decisions(store, run.id)[-1:]
     if last and last[0].action == "refuse":
         said = f": {last[0].reason}" if last[0].reason else ""
-        raise Refused(f"plan {run.id} was refused by {last[0].who}{said}", hint="make another plan")
+        raise Refused(f"plan {run.id} was refused by {last[0].who}{said}", hint="create another plan")
 
 
 def _refuse_begun(store: ServiceStore, run: ServiceRun) -> None:
     last = _applied(store, run.id)[-1:]
     if last and last[0].ended is None:
-        hint = f"POST runs/{last[0].id}:cancel ends it; what it has begun, the next run finishes"
+        hint = f"POST runs/{last[0].id}:cancel ends it; the next run completes what it has begun"
         raise Refused(f"plan {run.id} is being applied: run {last[0].id} is {last[0].state}", hint=hint)
     if last and last[0].exit_code in APPLIED:
-        raise Refused(f"plan {run.id} was applied by run {last[0].id}", hint="make another plan, or restore")
+        raise Refused(f"plan {run.id} was applied by run {last[0].id}", hint="create another plan, or restore")
 
 
 def _decisions(store: ServiceStore, plan: Id) -> list[Action]:

@@ -106,13 +106,13 @@ def explained(asking: Asking) -> Explained:
     there = sorted(key for key, command in jobs.items() if command[:2] == ("retention", "run"))
     if name not in there:
         hint = f"jobs with `retention run`: {', '.join(there) or 'none is configured'}"
-        raise ObjectNotFound(f"no job {name!r} runs retention", hint=hint)
+        raise ObjectNotFound(f"no retention job is named {name!r}", hint=hint)
     command = jobs[name]
     if len(command) < 3 or command[2].startswith("-"):
-        hint = "write the job file first: command = ['retention', 'run', FILE, ...]"
-        raise UsageError(f"the job file of {name!r} cannot be told from its options", hint=hint)
+        hint = "put the job file first: command = ['retention', 'run', FILE, ...]"
+        raise UsageError(f"the job file of {name!r} cannot be distinguished from its options", hint=hint)
     if ".." in path.split("/") or any(len(each.encode()) > 255 for each in path.split("/")):
-        raise UsageError(f"{path[:100]!r} is no path of a dataset", hint="write it as the configuration spells it")
+        raise UsageError(f"{path[:100]!r} is not a dataset path", hint="write it as in the configuration")
     found = retention_explain(path, job=command[2], job_settings=_settings(command), config=asking.serving.config)
     values = [_hidden(each) for each in found.values]
     return Explained(found.path, found.store, found.version, found.nodes, values, found.warnings)
@@ -199,7 +199,7 @@ def certificate(asking: Asking) -> Certificate:
     said = (msgspec.json.decode(row.detail) for row in rows.found if row.what == "certificate" and row.detail)
     found = [each for each in said if id in each.get("runs", ())]
     if not found:
-        hint = f"`replicator purge certify --run {id}` makes one"
+        hint = f"`replicator purge certify --run {id}` creates one"
         raise ObjectNotFound(f"purge {id} has no certificate", hint=hint)
     return msgspec.convert(max(found, key=lambda each: str(each["time"])), Certificate)
 
@@ -208,7 +208,7 @@ def _directory(asking: Asking) -> RunDirectory:
     id = asking.values["purge"]
     found = next((each for each in runs(asking.root.place) if each.id == id), None)
     if found is None:
-        raise ObjectNotFound(f"there is no purge {id[:100]!r}", hint="GET purges lists them")
+        raise ObjectNotFound(f"purge {id[:100]!r} does not exist", hint="GET purges lists them")
     return found
 
 
@@ -268,7 +268,7 @@ def release_root_hold(request: Request, who: Who, root: str, name: Id, ask: Ask)
 def drop_slot(request: Request, who: Who, root: str, name: Id, ask: Consent) -> dict[str, Any]:
     """Drops the slot of a consumer, as `replicator cm slots drop`; confirm: the slot. For admins."""
     found = root_for(request, who, "admin", root)
-    consented(ask, name, f"the drop of slot {name}")
+    consented(ask, name, f"dropping slot {name}")
 
     def do() -> Any:
         return cm_slots_drop(name, cmroot=found.place, config=_config(request)).to_dict()
@@ -330,7 +330,7 @@ def undo_removal(request: Request, who: Who, run: Id, ask: UndoAsk) -> Asked:
     """Restores the files that a run removed, as `replicator audit undo`; confirm: the run."""
     found = root_for(request, who, "operator", ask.root)
     if not ask.dry_run:
-        consented(ask, run, f"the undo of {run}")
+        consented(ask, run, f"undoing {run}")
     arguments = ("audit", "undo", f"--cmroot={found.place}", f"--run={run}", *options_of(ask))
     ad_hoc_run = AdHocRun(f"{UNDO}{ask.root}", arguments, _policy(found))
     return queue_once(request, who, What("undo", f"{ask.root}/{run}", ask.reason), ad_hoc_run)

@@ -239,21 +239,21 @@ STATUSES: tuple[tuple[type[Error], int], ...] = (
 
 HINTS: dict[int, tuple[str, int]] = {
     401: ("send a token as `Authorization: Bearer TOKEN`", 2),
-    403: ("ask with a token of a higher role, or of this policy", 6),
-    404: ("see /docs for what there is", 1),
-    405: ("see /docs for what may be sent there", 2),
-    409: ("give each action an Idempotency-Key of its own", 6),
-    422: ("send the body that you sent before, or another Idempotency-Key", 2),
+    403: ("use a token with a higher role, or for this policy", 6),
+    404: ("see /docs for the API", 1),
+    405: ("see /docs for the methods of this path", 2),
+    409: ("use a new Idempotency-Key for each action", 6),
+    422: ("send the same body as before, or another Idempotency-Key", 2),
     500: ("see the log of the service", 1),
-    503: ("ask again later", 75),
-    504: ("ask again later; what was begun continues. The command line has no such limit", 75),
+    503: ("try again later", 75),
+    504: ("try again later; work in progress continues. The command line has no time limit", 75),
 }
 """Hint and exit code for statuses without an error of ours."""
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
     """Returns a response with a problem. more: further members; a hint and an exit code are always present."""
-    hint, code = HINTS.get(status, ("see /docs for what may be asked, and how", 2))
+    hint, code = HINTS.get(status, ("see /docs for valid requests", 2))
     said = {"exit_code": code, **more, "hint": more.get("hint") or hint}
     return JSONResponse(
         {"type": "about:blank", "title": title, "status": status, "detail": detail, **said},
@@ -298,4 +298,4 @@ def add_problems(app: FastAPI) -> None:
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         wrong = [{"in": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()]
         more = {"errors": wrong, "hint": "see /docs for the parameters", "exit_code": 2}
-        return problem(422, "UsageError", "the request is not valid", **more)
+        return problem(422, "UsageError", "the request is invalid", **more)

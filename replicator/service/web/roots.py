@@ -124,7 +124,7 @@ def expiry(asking: Asking) -> Any:
     given = asking.values["older_than"] or _retention_of(asking)
     if not given:
         hint = 'give older_than=30d, or configure a job with command = ["cm", "expire", ...]'
-        raise UsageError("which retention is meant?", hint=hint)
+        raise UsageError("no retention is given or configured", hint=hint)
     duration_of("older_than", given)
     more = (f"--older-than={given}", "--dry-run", "--engine=local")
     return asked_of_command(("cm", "expire"), (), more)(asking)
@@ -231,7 +231,7 @@ def timeline(asking: Asking) -> Timeline:
     the time limit."""
     db, dot, table = asking.values["table"].lower().partition(".")
     if not (db and dot and table) or "." in table:
-        raise UsageError(f"{asking.values['table']!r} is no table", hint="write DB.TABLE")
+        raise UsageError(f"{asking.values['table']!r} is not a table name", hint="write DB.TABLE")
     since, until, name = moment_of(asking, "since"), moment_of(asking, "until"), f"{db}.{table}"
     deadline = time.monotonic() + asking.seconds
     kinds, newest = asking.values["kind"], asking.values["order"] == "newest"
@@ -280,7 +280,7 @@ def _removals(asking: Asking, db: str, table: str, since: float) -> Iterator[Tim
     moment = iso(since) if since else None
     shown = audit_ls(cmroot=asking.root.place, object=f"{db}.{table}", since=moment, limit=ROWS)
     if shown.more:
-        raise UsageError(f"the audit has more than {ROWS:,} rows about {db}.{table}", hint="give a later `since`")
+        raise UsageError(f"the audit has more than {ROWS:,} rows about {db}.{table}", hint="use a later `since`")
     for number, row in enumerate(shown.found):
         what, said = f"{row.job}: {row.outcome}", msgspec.to_builtins(row)
         text = f"{row.path or row.partition}: {row.reason}"

@@ -39,11 +39,11 @@ _POLICY = Parameter("policy", str, "A policy's name in the configuration.", ...,
 _ROOT = Parameter(
     "root",
     Annotated[str, Query(max_length=TEXT)] | None,
-    "A root of the configuration by its name, as `roots` lists them; without it, that of [defaults], or the only one.",
+    "The name of a configured root, as listed by `roots`; default: that of [defaults], or the only one.",
 )
 _PAGING = (
-    Parameter("cursor", Annotated[str, Query(max_length=400)] | None, "`next` of the page before."),
-    Parameter("limit", Annotated[int, Query(ge=1, le=LARGEST)], "Entries of a page.", PAGE),
+    Parameter("cursor", Annotated[str, Query(max_length=400)] | None, "`next` of the previous page."),
+    Parameter("limit", Annotated[int, Query(ge=1, le=LARGEST)], "Entries per page.", PAGE),
 )
 
 
@@ -115,7 +115,7 @@ def _asking(endpoint: Endpoint, request: Request, who: Any, given: dict[str, Any
         policy = serving.config.policies.get(name)
         if policy is None:
             known = ", ".join(sorted(serving.config.policies)) or "none is configured"
-            raise ObjectNotFound(f"{name!r} is no policy", hint=f"policies: {known}")
+            raise ObjectNotFound(f"policy {name!r} is not configured", hint=f"policies: {known}")
     elif endpoint.of == "root":
         root = root_for(serving.config, who, given.pop("root"))
     limit, cursor = given.pop("limit", PAGE), given.pop("cursor", None)
@@ -153,7 +153,7 @@ def _late(endpoint: Endpoint, late: Late) -> JSONResponse:
     more = {"hint": endpoint.instead, "exit_code": 75, "transient": True}
     if late.begun:
         return problem(504, "NotReached", f"no answer within {endpoint.seconds:g} s", **more)
-    answer = problem(503, "NotReached", "others are asked all the time", **more)
+    answer = problem(503, "NotReached", "too many concurrent queries", **more)
     answer.headers["Retry-After"] = "5"
     return answer
 
@@ -162,7 +162,7 @@ def _failed(endpoint: Endpoint, failed: CommandFailed) -> JSONResponse:
     said = failed.said
     kind = next((each for each in _kinds(Error) if each.__name__ == said.get("error")), Error)
     fields = {"hint": said.get("hint") or endpoint.instead, "exit_code": failed.code, "transient": kind.transient}
-    message = str(said.get("message") or f"the command ended with {failed.code} and no answer")
+    message = str(said.get("message") or f"the command ended with exit code {failed.code} and no answer")
     return problem(status_of_kind(kind), kind.__name__, message, **fields)
 
 
@@ -178,7 +178,7 @@ def answer_to(endpoint: Endpoint, request: Request, who: Any, given: Mapping[str
     defaults = {each.name: None if each.default is ... else each.default for each in parameters_of(endpoint)}
     for name, value in given.items():
         if "\0" in str(value):
-            raise UsageError(f"{name} has a NUL character", hint="leave it out")
+            raise UsageError(f"{name} contains a NUL character", hint="remove it")
     return _answer(endpoint, _asking(endpoint, request, who, {**defaults, **given}))
 
 
@@ -189,7 +189,7 @@ def _schema(endpoint: Endpoint) -> dict[str, Any]:
     answer = {"$ref": f"{SCHEMAS}{endpoint.answer.__name__}"}
     if not endpoint.listed:
         return answer
-    following = {"type": ["string", "null"], "description": "The cursor of the following page; null: this is the last."}
+    following = {"type": ["string", "null"], "description": "The cursor of the next page; null on the last page."}
     return {"allOf": [answer, {"type": "object", "properties": {"next": following}, "required": ["next"]}]}
 
 
@@ -243,4 +243,4 @@ def within(
 def too_late(late: Late, seconds: float) -> HTTPException:
     if late.begun:
         return HTTPException(504, f"no answer within {seconds:g} s")
-    return HTTPException(503, "others are asked all the time")
+    return HTTPException(503, "too many concurrent queries")

@@ -120,7 +120,7 @@ def _view(policy: Policy, measured: MeasuredLag | None) -> PolicyView:
 # service is on loopback.
 
 
-NEEDED = "a token is needed: `replicator token create`"
+NEEDED = "a token is required: `replicator token create`"
 
 
 def of_request(request: Request) -> Identity:
@@ -129,7 +129,7 @@ def of_request(request: Request) -> Identity:
     state, sender = request.app.state, request.state.sender
     if sender.user:
         if sender.identity is None:
-            raise HTTPException(403, f"{sender.user} is in no group of service.proxy.groups")
+            raise HTTPException(403, f"{sender.user} is not a member of any group in service.proxy.groups")
         return cast(Identity, sender.identity)
     given = bearer_of(request.headers.get("Authorization", ""))
     if given is None:
@@ -153,7 +153,7 @@ def require(who: Identity, role: Role, policy: str) -> None:
     if who is NOBODY and role != "viewer":
         raise HTTPException(401, NEEDED)
     if not who.may(role, policy):
-        raise HTTPException(403, f"{who.name} is not {role} of {policy or 'the service'}")
+        raise HTTPException(403, f"{who.name} does not have the role {role} for {policy or 'the service'}")
 
 
 # ---- shared answers --------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class Askers:
             threading.Thread(target=work, name=f"asks {about}", daemon=True).start()
         except RuntimeError as error:  # too many threads or processes exist
             _release(taken)
-            log.warning("%s is not asked: %s", about, error)
+            log.warning("%s is not queried: %s", about, error)
             raise Late(begun=False) from error
         try:
             async with asyncio.timeout_at(deadline):

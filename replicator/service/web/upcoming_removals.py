@@ -29,10 +29,10 @@ MEASURED = 200
 SHARE = 0.3
 
 NOT_COUNTED = (
-    f"bytes of housekeeping's items where more than {MEASURED} go on a day, or their places answer slowly",
+    f"bytes of housekeeping items if more than {MEASURED} are due on a day, or their storage responds slowly",
     "entries of $cmroot: see cmroot/expiry",
-    "backups of purges: `replicator purge retain --dry-run` tells",
-    "loads that drop or replace: `replicator plan POLICY` tells",
+    "backups of purges: see `replicator purge retain --dry-run`",
+    "drops and replacements by loads: see `replicator plan POLICY`",
 )
 
 
@@ -105,7 +105,7 @@ def upcoming(asking: Asking) -> UpcomingRemovals:
     deadline = time.monotonic() + asking.seconds * SHARE
     stored = places if _may_see_items(asking) else {}
     if not _may_see_items(asking):
-        lacking.append("items of housekeeping: their store is that of all policies")
+        lacking.append("items of housekeeping: their store is shared by all policies")
     for place, name in sorted(stored.items()):
         try:
             removals += _of_store(asking, place, name, seen, deadline)
@@ -114,7 +114,7 @@ def upcoming(asking: Asking) -> UpcomingRemovals:
     for job in _retaining(asking):
         rehearsed = _rehearsed(asking, job)
         if rehearsed is None:
-            lacking.append(f"what the retention of job {job} removes next: let a job run it with --dry-run")
+            lacking.append(f"next removals of the retention job {job}: schedule a job that runs it with --dry-run")
         else:
             removals += _of_rehearsal(job, *rehearsed, places.get(_root_of(asking, job), ""))
     removals.sort(key=lambda each: (each.day, each.job, each.reason))
@@ -193,7 +193,7 @@ def _waiting(asking: Asking) -> Iterator[UpcomingItem]:
 
 def _item_of(one: Item) -> UpcomingItem:
     expires = one.lifecycle == EXPIRED
-    said = "it has lived long enough" if expires else "nothing refers to it any more"
+    said = "its lifetime ends" if expires else "it is no longer referenced"
     reason = f"{said}: {one.delay} after {iso(one.created)}" + (f"; {one.reason}" if one.reason else "")
     return UpcomingItem(
         at=iso(one.cleanup) or "",

@@ -70,7 +70,7 @@ class _Container:
     def __init__(self, file: Input) -> None:
         self._file = file
         if file.take(len(_MAGIC)) != _MAGIC:
-            raise FormatError("it is no Avro file")
+            raise FormatError("it is not an Avro file")
         found = dict(self._metadata())
         self.sync = file.take(_SYNC)
         self.header = file.before()
@@ -78,7 +78,7 @@ class _Container:
         try:
             self.schema = parse_schema(found.get("avro.schema", b""))
         except ValueError as error:
-            raise Unsupported(f"its header is not understood: {error}") from error
+            raise Unsupported(f"its header cannot be parsed: {error}") from error
 
     def _metadata(self) -> Iterator[tuple[str, bytes]]:
         while count := self._number():
@@ -96,7 +96,7 @@ class _Container:
             if not read:
                 file.skip(size)
             if file.take(_SYNC) != self.sync or count < 0:
-                raise FormatError(f"a block does not end at byte {file.at:,} as it says")
+                raise FormatError(f"a block does not end at byte {file.at:,} as declared")
             yield count, packed
 
     def _number(self) -> int:
@@ -110,7 +110,7 @@ def _without(data: bytes, count: int, locate: Locate, wanted: Mapping[Any, int])
     """Returns a block's records without those with an id, and the positions of those ids."""
     kept, dropped, begun, at = list[bytes](), list[int](), 0, 0
     if count > len(data):
-        raise FormatError(f"{count:,} records are not in {len(data):,} bytes")
+        raise FormatError(f"{count:,} records do not fit in {len(data):,} bytes")
     try:
         for _ in range(count):
             end, value = locate(data, at)
@@ -122,9 +122,9 @@ def _without(data: bytes, count: int, locate: Locate, wanted: Mapping[Any, int])
     except (IndexError, struct.error) as error:
         raise FormatError("a record is longer than its block") from error
     except RecursionError as error:
-        raise Unsupported("its records are nested too deep") from error
+        raise Unsupported("its records are nested too deeply") from error
     if at != len(data):
-        raise FormatError(f"{count:,} records take {at:,} bytes, and their block has {len(data):,}")
+        raise FormatError(f"{count:,} records take {at:,} bytes, but their block has {len(data):,}")
     kept.append(data[begun:])
     return b"".join(kept), dropped
 
@@ -163,7 +163,7 @@ def _long(value: int) -> bytes:
 
 
 def _damaged() -> None:
-    raise FormatError("a value is not as the file's schema says")
+    raise FormatError("a value does not match the file's schema")
 
 
 # Ends of records, and their ids
@@ -176,9 +176,9 @@ def compile_locate(schema: AvroType, path: Sequence[Names], declared: str, ids: 
     try:
         found = compiler.locate(schema, path)
     except ValueError as error:
-        raise Unsupported(f"the file's own schema does not say where the id is: {error}") from error
+        raise Unsupported(f"the file's own schema does not define the id: {error}") from error
     except RecursionError as error:
-        raise Unsupported("its schema is nested too deep") from error
+        raise Unsupported("its schema is nested too deeply") from error
     locate: Locate = compiler.compiled()[found]
     return locate
 
@@ -200,7 +200,7 @@ class _Compiler:
     def locate(self, record: AvroType, path: Sequence[Names]) -> str:
         """Returns the name of a function that returns (end of a record, its field's value)."""
         if record.kind != "record":
-            raise ValueError(f"{path[0][0]} is asked of a {record.kind}")
+            raise ValueError(f"a {record.kind} has no field {path[0][0]}")
         wanted, lines = find_field(record, path[0]), []
         for each in record.fields:
             lines += self._value(each.type, path[1:]) if each is wanted else self._skip(each.type)

@@ -62,7 +62,7 @@ class Input:
 
     def _claim(self, count: int) -> None:
         if not 0 <= count <= min(self.left, MOST):
-            raise FormatError(f"{count:,} bytes are claimed at byte {self.at:,}, where {self.left:,} are left")
+            raise FormatError(f"{count:,} bytes are declared at byte {self.at:,}, where {self.left:,} remain")
         self.at += count
 
 
@@ -78,7 +78,7 @@ class Codec:
         try:
             return self.unpack(data)
         except (zlib.error, lzma.LZMAError, pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
-            raise FormatError(f"what is compressed with {self.name} is damaged: {error}") from error
+            raise FormatError(f"data compressed with {self.name} is damaged: {error}") from error
 
 
 def avro_codec(name: str) -> Codec:
@@ -110,7 +110,7 @@ def _streams(make: Callable[[], Any]) -> Callable[[bytes], bytes]:
             stream = make()
             found.append(stream.decompress(data, MOST - size))
             if not stream.eof:
-                raise ValueError("it ends inside of a stream")
+                raise ValueError("it ends inside a stream")
             size += len(found[-1])
             data = stream.unused_data
         return b"".join(found)
@@ -123,7 +123,7 @@ def _unpack_deflate(data: bytes) -> bytes:
     stream = zlib.decompressobj(-15)
     found = stream.decompress(data, MOST)
     if not stream.eof:
-        raise ValueError("it ends inside of its stream")
+        raise ValueError("it ends inside its stream")
     return found
 
 
@@ -175,7 +175,7 @@ def unpack_lz4(data: bytes) -> bytes:
         repeated, at = _lz4_length(data, at + 2, token & 15)
         size += repeated + 4
     if at != len(data):
-        raise ValueError("it ends inside of a sequence")
+        raise ValueError("it ends inside a sequence")
     return bytes(pa.Codec("lz4_raw").decompress(data, size, asbytes=True))
 
 
@@ -191,7 +191,7 @@ def _checked_snappy(data: bytes) -> bytes:
     """Decompresses Avro's variant, which appends the checksum of the uncompressed data."""
     found = unpack_snappy(data[:-4])
     if zlib.crc32(found).to_bytes(4, "big") != data[-4:]:
-        raise ValueError("its checksum is another")
+        raise ValueError("its checksum differs")
     return found
 
 
@@ -216,15 +216,15 @@ def _unframed(unpack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
             (left,) = struct.unpack_from(">i", data, at)
             at += 4
             if left <= 0 and at < len(data):  # readers treat an empty frame as the end
-                raise ValueError("there is more behind its end")
+                raise ValueError("data follows its end")
             while left > 0:
                 (size,) = struct.unpack_from(">i", data, at)
                 if not 0 < size <= len(data) - at - 4:
-                    raise ValueError(f"a piece of {size:,} bytes is not there")
+                    raise ValueError(f"a piece of {size:,} bytes does not exist")
                 found.append(unpack(data[at + 4 : at + 4 + size]))
                 at, left = at + 4 + size, left - len(found[-1])
             if left < 0:
-                raise ValueError("its pieces are longer than it says")
+                raise ValueError("its pieces are longer than declared")
         return b"".join(found)
 
     return unpack_all

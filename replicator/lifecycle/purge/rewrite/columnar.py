@@ -58,7 +58,7 @@ def _refusing_damaged(rewrite: Rewrite) -> Rewrite:
         except (pa.ArrowException, OSError):
             raise
         except (LookupError, TypeError, ValueError, AttributeError, EOFError, struct.error, zlib.error) as error:
-            raise Unsupported(f"the file is damaged, or of a kind that is not known: {error!r}") from error
+            raise Unsupported(f"the file is damaged, or of an unknown kind: {error!r}") from error
 
     return guarded
 
@@ -215,7 +215,7 @@ def rewrite_orc(
 
     tail = orc_footer.read_tail(source)
     if not orc_footer.times_fit(tail.footer):
-        raise OnlyBySpark("ORC with timestamps that nanoseconds in 64 bits do not reach")
+        raise OnlyBySpark("ORC with timestamps outside the range of nanoseconds in 64 bits")
     kinds = orc_footer.kinds(tail.footer)
     zones, blooms = zones_and_blooms(source, tail)
     if TIMESTAMP in kinds and len(zones) > 1:
@@ -224,7 +224,7 @@ def rewrite_orc(
     same = zone in (GMT, b"UTC")
     file = orc.ORCFile(source if zone == GMT else with_zone(source, tail, GMT, tail.footer, False))
     if all(re.fullmatch(r"_col\d+", name) for name in file.schema.names):
-        raise OnlyBySpark("ORC without the names of columns")
+        raise OnlyBySpark("ORC without column names")
     path = _path(file.schema, field)
     wanted = _as_type(keys, _type_at(file.schema, path))
     rows, dropped = 0, Counter[int]()
@@ -245,7 +245,7 @@ def rewrite_orc(
                 rows += batch.num_rows
                 dropped.update(left_out)
                 if TIMESTAMP in kinds and any(map(_has_early_fraction, kept.columns)):
-                    raise OnlyBySpark("ORC with fractions of seconds before 1970")
+                    raise OnlyBySpark("ORC with fractional seconds before 1970")
                 if kept.num_rows:
                     writer.write(pa.Table.from_batches([kept]))
                     written = True
@@ -290,7 +290,9 @@ def _spelled(schema: pa.Schema, field: tuple[str, ...]) -> Iterator[str]:
     for wanted in field:
         found = [each for each in fields if each.name.lower() == wanted]
         if len(found) != 1:
-            raise Unsupported(f"the file has {len(found)} columns {wanted}, among {', '.join(schema.names)[:200]}")
+            raise Unsupported(
+                f"the file has {len(found)} columns named {wanted}, among {', '.join(schema.names)[:200]}"
+            )
         yield found[0].name
         type_ = found[0].type
         fields = [type_.field(index) for index in range(type_.num_fields)] if pa.types.is_struct(type_) else []

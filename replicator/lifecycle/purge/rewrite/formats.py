@@ -69,7 +69,7 @@ def parse_schema(text: str | bytes) -> AvroType:
     try:
         return _parse(msgspec.json.decode(text), "", {})
     except (*UNREADABLE, LookupError, TypeError) as error:
-        raise ValueError(f"no Avro schema: {error}") from error
+        raise ValueError(f"not a valid Avro schema: {error}") from error
 
 
 def find_field(record: AvroType, names: Names) -> AvroField:
@@ -80,7 +80,7 @@ def find_field(record: AvroType, names: Names) -> AvroField:
     found = found or [each for each in record.fields if each.name.lower() in lower]
     if len(found) != 1:
         fields = ", ".join(each.name for each in record.fields)
-        raise ValueError(f"it has {len(found)} fields {' or '.join(names)}, among {fields[:200]}")
+        raise ValueError(f"it has {len(found)} fields named {' or '.join(names)}, among {fields[:200]}")
     return found[0]
 
 
@@ -89,7 +89,7 @@ def names_of(reader: AvroType, path: Sequence[str]) -> Iterator[Names]:
     for part in path:
         records = [each for each in (reader, *reader.inner) if each.kind == "record"]
         if len(records) != 1:
-            raise ValueError(f"there is no {part} in a {reader.kind}")
+            raise ValueError(f"a {reader.kind} has no field {part}")
         found = find_field(records[0], (part,))
         yield (found.name, *found.aliases)
         reader = found.type
@@ -135,7 +135,7 @@ def _full(name: str, namespace: str) -> str:
 
 def _number(value: Any, most: int = (1 << 31) - 1) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise TypeError(f"{value!r} is no size")
+        raise TypeError(f"{value!r} is not a valid size")
     return value
 
 
@@ -154,7 +154,7 @@ _SERDES: dict[str, Kind] = {
 }
 _PROVIDERS: dict[str, Kind] = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "json"}
 _BY_SPARK = ("ColumnarSerDe", "LazyBinaryColumnarSerDe")
-_WHY = {"RegexSerDe": ": its rows are found by a pattern, and nothing writes such: keep them in another format"}
+_WHY = {"RegexSerDe": ": it parses rows with a pattern, and no writer exists for it: store them in another format"}
 _TEXT_INPUT = "org.apache.hadoop.mapred.TextInputFormat"
 _SEQUENCE_INPUT = "org.apache.hadoop.mapred.SequenceFileInputFormat"
 _AVRO_SCHEMA = "avro.schema.literal"
@@ -228,7 +228,7 @@ def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...],
     index, serde = _index(table, storage, field), storage.serde.parameters
     if kind == "text":
         if len(field) > 1:
-            raise Unsupported("an id inside of a struct in delimited text cannot be rewritten")
+            raise Unsupported("an id inside a struct in delimited text cannot be rewritten")
         separator = serde.get("field.delim", serde.get("serialization.format", ""))
         if _is_set(serde, "serialization.last.column.takes.rest"):
             raise Unsupported("delimited text whose last column takes the rest cannot be rewritten")
@@ -268,7 +268,7 @@ def _spellings(table: Table, storage: Storage, field: tuple[str, ...]) -> tuple[
             try:
                 return tuple(names_of(parse_schema(text), field))
             except ValueError as error:
-                raise Unsupported(f"{_AVRO_SCHEMA} is not understood: {error}") from error
+                raise Unsupported(f"{_AVRO_SCHEMA} cannot be parsed: {error}") from error
     return ()
 
 
@@ -330,7 +330,7 @@ def _refuse_options(options: dict[str, str], what: str, names: tuple[str, ...]) 
     if options.get("mode", "permissive").lower() != "permissive":
         raise Unsupported(f"{what} with the option mode = {options['mode']!r} cannot be rewritten")
     if options.get("encoding", options.get("charset", "utf-8")).lower() not in ("utf-8", "utf8"):
-        raise Unsupported(f"{what} in another encoding than UTF-8 cannot be rewritten")
+        raise Unsupported(f"{what} in an encoding other than UTF-8 cannot be rewritten")
 
 
 def _is_set(options: dict[str, str], name: str) -> bool:

@@ -298,11 +298,11 @@ class _Checked:
         try:
             return bytes(self._read.read(size))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise Unsupported(f"its compressed data are damaged: {error}") from error
+            raise Unsupported(f"its compressed data is damaged: {error}") from error
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise Unsupported(f"its compressed data are damaged: {error}") from error
+            raise Unsupported(f"its compressed data is damaged: {error}") from error
 
 
 class _Inflate:
@@ -348,7 +348,7 @@ class _Streams:
             if found := self._one.decompress(data, size):
                 return bytes(found)
             if last and not self._one.eof:
-                raise EOFError("they end in the middle of a stream")
+                raise EOFError("it ends in the middle of a stream")
 
 
 class _Open:

@@ -86,7 +86,7 @@ def as_source(source: Message, written: Message) -> Message:
     are stored differently, and for keys that would be false for other rows."""
     ours, theirs = ([value for number, _, value in each if number == TYPES] for each in (source, written))
     if [_stored(type_) for type_ in ours] != [_stored(type_) for type_ in theirs]:
-        raise Unsupported("types of the ORC file that would be written as others")
+        raise Unsupported("types of the ORC file would be written as other types")
     if any(dict_of(read_message(value)).get(1, b"").startswith(b"hive.acid.") for value in all_of(source, KEYS)):
         raise Unsupported("an ORC file of a transactional table cannot be rewritten")
     if all_of(source, ENCRYPTION):

@@ -31,7 +31,7 @@ def read_struct(data: bytes) -> Struct:
     try:
         return _Reader(data).struct()
     except (IndexError, struct.error, RecursionError) as error:
-        raise Unsupported("the footer cannot be read: it is cut off, or encrypted") from error
+        raise Unsupported("the footer cannot be read: it is truncated, or encrypted") from error
 
 
 def write_struct(value: Struct) -> bytes:
@@ -225,20 +225,20 @@ def read_footer(file: BinaryIO) -> Struct:
     """Reads the footer. Raises Unsupported if it is not a Parquet file, is encrypted, or has columns in other files."""
     size = file.seek(0, 2)
     if size < 12:
-        raise Unsupported(f"no Parquet file: it has {size} bytes")
+        raise Unsupported(f"not a Parquet file: it has {size} bytes")
     file.seek(size - 8)
     length, magic = struct.unpack("<I4s", file.read(8))
     if magic == b"PARE":
         raise Unsupported("an encrypted Parquet file cannot be rewritten")
     if magic != MAGIC or length + 12 > size:
-        raise Unsupported("no Parquet file: its end is missing")
+        raise Unsupported("not a Parquet file: its end is missing")
     file.seek(size - 8 - length)
     footer = read_struct(file.read(length))
     chunks = [chunk for _, chunk in _chunks(footer)]
     if ENCRYPTION in footer or any(CRYPTO in chunk for chunk in chunks):
         raise Unsupported("a Parquet file with encrypted columns cannot be rewritten")
     if any(given(chunk, FILE_PATH) or COLUMN not in chunk for chunk in chunks):
-        raise Unsupported("a Parquet file whose columns lie in other files cannot be rewritten")
+        raise Unsupported("a Parquet file whose columns are in other files cannot be rewritten")
     return footer
 
 
@@ -280,7 +280,7 @@ def leaves(footer: Struct) -> list[Leaf]:
     try:
         walk(0, (), ())
     except IndexError as error:
-        raise Unsupported("the footer's schema is not whole") from error
+        raise Unsupported("the footer's schema is incomplete") from error
     return found
 
 
@@ -394,7 +394,7 @@ def check_shape(source: Struct, written: Struct) -> None:
         if wanted.stored != found.stored:
             raise Unsupported(f"column {wanted.name} of type {wanted.stored} would be written as {found.stored}")
         if wanted.levels != found.levels:
-            raise Unsupported(f"column {wanted.name} would be written with other nesting")
+            raise Unsupported(f"column {wanted.name} would be written with different nesting")
 
 
 def as_source(source: Struct, written: Struct, groups: Sequence[int]) -> Struct:

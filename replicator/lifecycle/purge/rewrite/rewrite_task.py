@@ -141,12 +141,12 @@ def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
                 rows, left_out = rewrite_lines(work.name, source, target, task.format, keys)
     dropped = left_out.total()
     if dropped != work.matched:
-        raise Unsupported(f"Spark found {work.matched:,} rows to erase, and in the file are {dropped:,}")
+        raise Unsupported(f"Spark found {work.matched:,} rows to erase, but the file has {dropped:,}")
     if wrong := sum(left_out[at] != rows_of for at, rows_of in enumerate(expected)):
-        raise Unsupported(f"of {wrong:,} ids Spark found other numbers of rows than are in the file")
+        raise Unsupported(f"for {wrong:,} ids, Spark found other numbers of rows than are in the file")
     after = _count(task.format, work.target)
     if after != rows - dropped:
-        raise Unsupported(f"{rows:,} rows less {dropped:,} are not the {after:,} that were written")
+        raise Unsupported(f"{rows:,} rows less {dropped:,} do not equal the {after:,} rows that were written")
     if is_local(work.source) and is_local(work.target):
         _as_accessible(work)
     checksum = checksum_at(work.source)[0]

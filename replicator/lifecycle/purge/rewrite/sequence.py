@@ -69,7 +69,7 @@ def read_header(file: Input) -> SequenceHeader:
     """Reads up to the sync marker. Raises Unsupported, FormatError."""
     magic = file.take(4)
     if magic[:3] != _MAGIC:
-        raise FormatError("it is no SequenceFile")
+        raise FormatError("it is not a SequenceFile")
     version = magic[3]
     if version not in _VERSIONS:
         raise Unsupported(f"a SequenceFile of version {version} cannot be rewritten")
@@ -78,7 +78,7 @@ def read_header(file: Input) -> SequenceHeader:
     is_compressed, in_blocks = (file.take(1) != b"\0" for _ in range(2))
     codec = hadoop_codec(read_text(file)) if is_compressed else None
     if in_blocks and codec is None:
-        raise FormatError("blocks are compressed, and nothing says how")
+        raise FormatError("blocks are compressed, but no codec is named")
     many = read_int(file) if version >= _WITH_METADATA else 0
     return SequenceHeader(value_class, in_blocks, codec, {read_text(file): read_text(file) for _ in range(many)})
 
@@ -180,7 +180,7 @@ class _SequenceFile:
 
     def _check_sync(self) -> None:
         if self._file.take(_SYNC) != self._sync:
-            raise FormatError(f"there is no sync marker before byte {self._file.at:,}")
+            raise FormatError(f"no sync marker before byte {self._file.at:,}")
 
 
 def _key_of(value_class: str, format_: FileFormat, keys: pa.Array) -> KeyOf:
@@ -196,7 +196,7 @@ def _key_of(value_class: str, format_: FileFormat, keys: pa.Array) -> KeyOf:
 
 def _content(value: bytes, length: int, at: int) -> bytes:
     if at + length != len(value):
-        raise FormatError(f"a value has {length:,} bytes in {len(value):,}")
+        raise FormatError(f"a value of {len(value):,} bytes declares {length:,} bytes")
     return value[at:]
 
 
@@ -213,7 +213,9 @@ def _lengths(data: bytes) -> list[tuple[int, bytes]]:
 def _cut(data: bytes, lengths: list[tuple[int, bytes]], count: int) -> list[bytes]:
     ends = list(accumulate((length for length, _ in lengths), initial=0))
     if len(lengths) != count or ends[-1] != len(data) or any(length < 0 for length, _ in lengths):
-        raise FormatError(f"{count:,} records are said, {len(lengths):,} with {ends[-1]:,} of {len(data):,} bytes")
+        raise FormatError(
+            f"{count:,} records are declared, but {len(lengths):,} found, with {ends[-1]:,} of {len(data):,} bytes"
+        )
     return [data[start:end] for start, end in pairwise(ends)]
 
 
@@ -241,7 +243,7 @@ def _vint_size(first: int) -> int:
 def vint(data: bytes, at: int) -> tuple[int, int]:
     """Returns a number, and its end."""
     if at >= len(data) or (end := at + _vint_size(data[at])) > len(data):
-        raise FormatError("a number is not there as a whole")
+        raise FormatError("a number is incomplete")
     first = data[at] - 256 if data[at] > 127 else data[at]
     if first >= -112:
         return first, end
