@@ -33,8 +33,8 @@ NAMED: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "cmroot/log/captured.py",
-        "            _ask(lease)\n            (log / name).remove_tree",
-        "            (log / name).remove_tree",
+        "            _ask(lease)\n            (log / name).remove_own_tree",
+        "            (log / name).remove_own_tree",
         "sweep without check",
         "tests/unit/test_cmroot_lease.py",
     ),
@@ -47,7 +47,7 @@ NAMED: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "cmroot/keep/remote_files.py",
-        "    if again != (kept.checksum, kept.size):",
+        "    if checksum_at(final) != (kept.checksum, kept.size):",
         "    if False:",
         "objects: no reading back",
         "tests/unit/test_cmroot_keep.py",
@@ -97,7 +97,7 @@ NAMED: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "cmroot/expire/plans.py",
-        "(object_time_ns(told) or NEVER) > cutoff_ns",
+        "(object_time_ns(reported) or NEVER) > cutoff_ns",
         "False",
         "objects: no second look",
         "tests/unit/test_cmroot_expire.py",
