@@ -337,6 +337,6 @@ def test_columns_of_orc_may_go_by_position(tmp_path: Path, names: tuple[str, str
     known = frozenset(("a", "b", "b[]", "b[].x", "b[].x{k}", "b[].x{v}"))
     task = ColumnsTask("org.apache.hadoop.hive.ql.io.orc.OrcSerde", ("a", "b"), known, (str(tmp_path / "f"),))
     found = run_columns_task(task)
-    assert (f"its table has no {lost}," in found) if lost else not found
+    assert re.search(f"its table has no {lost}[,;]", found) if lost else not found
     fewer = msgspec.structs.replace(task, known=known - {"b[].x{v}"})
-    assert lost or re.search(r"its table has no [bB]\[\]\.X\{v\}, ", run_columns_task(fewer))
+    assert lost or re.search(r"its table has no [bB]\[\]\.X\{v\}; ", run_columns_task(fewer))

@@ -219,7 +219,7 @@ def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: Res
     reported = {each["object"]: each for each in answer.output["missing"]}
     assert reported.keys() == {f"{then.fixture.name}.dropped", f"{then.fixture.name}.t"}
     assert "other bytes" in reported[f"{then.fixture.name}.t"]["reason"]
-    assert "gone" in reported[f"{then.fixture.name}.dropped"]["reason"]
+    assert "no longer exists" in reported[f"{then.fixture.name}.dropped"]["reason"]
     assert reported[f"{then.fixture.name}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
     assert then.databases() == [then.fixture.name]
     assert not then.source.home.with_name(f"{then.into}.db").exists()
