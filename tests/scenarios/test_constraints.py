@@ -210,7 +210,7 @@ def test_a_name_that_is_taken_and_a_parent_that_is_not_there_are_named(fixture: 
     loaded = fixture.load()
     assert loaded.code == 3
     named = {each["object"]: each["reason"] for each in loaded.output["not_replicated"]}
-    assert "refuses it" in named[keys.name("parent")]
+    assert "refused it" in named[keys.name("parent")]
     assert f"the target has no table {keys.name('excluded')} with a key" in named[keys.name("child")]
     fixture.source.table("more")
     assert keys.catch_up("--exclude", "excluded").code == 3

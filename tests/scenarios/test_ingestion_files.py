@@ -286,7 +286,7 @@ def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
     for said, told in (
         ({"format": "csv"}, "csv requires `columns`"),
         ({"format": "json", "delimeter": ";"}, "delimeter"),
-        ({"format": "csv", "columns": [{"name": "a", "type": "struct<a:int>"}]}, "is not a type"),
+        ({"format": "csv", "columns": [{"name": "a", "type": "struct<a:int>"}]}, "is not a scalar type"),
         ({"format": "json", "days": {"layout": "../%Y/%m/%d"}}, "layout"),
         ({"format": "json", "columns": [{"name": "a", "type": "int", "format": "yyyy"}]}, "type int takes no format"),
     ):
