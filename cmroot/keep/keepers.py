@@ -30,6 +30,7 @@ from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, 
 from cmroot.keep.remote_files import keep_object, read_object
 from cmroot.keep.snapshots import SnapshotKeeper
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
+from cmroot.store.drivers import NO_PERMISSION
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.local import raise_unless_gone, same_device, status_of
 from cmroot.store.place import Place, is_local, join, local_path, scheme
@@ -258,7 +259,7 @@ def _best(
             hint="make $cmroot writable, move it elsewhere, or enable the bucket's versioning; --keeper none captures"
             " without keeping anything",
         )
-    if "not allowed" in no_versions:
+    if no_versions.startswith(NO_PERMISSION):
         tell(f"{location}: files are copied into {root}: {no_versions}")
     elif is_local(root) and is_local(location):
         tell(

@@ -23,6 +23,7 @@ from cmroot.keep.snapshots import is_in_snapshot, open_in_snapshot, snapshot_siz
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.drivers import (
     GCS,
+    NO_PERMISSION,
     UNVERSIONED,
     generation_info,
     generations,
@@ -68,7 +69,7 @@ def why_unversioned(location: str) -> str:
     try:
         answer = _call(location, "get_bucket_versioning", Bucket=_bucket(location))
     except PermissionError:
-        return "no permission to read the bucket's versioning (s3:GetBucketVersioning)"
+        return f"{NO_PERMISSION} to read the bucket's versioning (s3:GetBucketVersioning)"
     except FileNotFoundError:
         return "the bucket does not exist"
     except OSError as error:

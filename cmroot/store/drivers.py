@@ -189,6 +189,8 @@ class AzureBlobs(AzureBlobFileSystem):  # type: ignore[misc]
 
 
 UNVERSIONED = "the bucket has no versioning"
+NO_PERMISSION = "no permission"
+"""The beginning of the reason if it is unknown whether a bucket has versions."""
 
 
 class Generation(NamedTuple):
@@ -207,7 +209,7 @@ def why_no_generations(filesystem: Any, bucket: str) -> str:
     except FileNotFoundError:
         return "the bucket does not exist"
     except PermissionError:
-        return "no permission to read the bucket's versioning (storage.buckets.get)"
+        return f"{NO_PERMISSION} to read the bucket's versioning (storage.buckets.get)"
     return "" if said.get("versioning", {}).get("enabled") else UNVERSIONED
 
 
