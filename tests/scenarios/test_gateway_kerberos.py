@@ -138,7 +138,7 @@ def test_a_token_lasts_for_its_time() -> None:
             tokens.password(nonsense)
         with pytest.raises(TokenRefused):
             tokens.cancel("alice", nonsense)
-    with pytest.raises(TokenRefused, match="no user"):
+    with pytest.raises(TokenRefused, match="not a valid user name"):
         tokens.give("alice", "a b", "")
 
 

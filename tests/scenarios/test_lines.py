@@ -97,7 +97,7 @@ def test_a_following_has_a_heartbeat_when_nothing_happens(pair: Lab) -> None:
         child.kill()
         child.wait()
     assert "line" not in rest[-1] and (rest[-1]["status"], rest[-1]["rounds"]) == ("stopped", 1)
-    assert "at work: rounds 1, failures_in_a_row 0" in Path(pair.here / "log").read_text()
+    assert "running: rounds 1, failures_in_a_row 0" in Path(pair.here / "log").read_text()
 
 
 def seconds(work: Callable[[], object]) -> float:
