@@ -64,14 +64,14 @@ def hold(name: str, pattern: str, until: str = "") -> LegalHold:
 @pytest.mark.parametrize(
     ("path", "limits", "reported"),
     [
-        ("/warehouse", Limits(), "1 deep"),
-        ("s3://bucket/a", Limits(), "1 deep"),
+        ("/warehouse", Limits(), "has depth 1"),
+        ("s3://bucket/a", Limits(), "has depth 1"),
         ("s3a://bucket/a/b", Limits(protected=("s3://bucket/a/b/c",)), "protected"),
         ("/w/a/b", Limits(protected=("file:/w/a",)), "protected"),
         ("/w/ab", Limits(protected=("/w/a",)), ""),
-        ("/w/a", Limits(min_depth=3), "2 deep"),
-        ("file:/nowhere/a/b/../..", Limits(), "1 deep"),
-        ("s3a://bucket/a/b/../c/..", Limits(), "1 deep"),
+        ("/w/a", Limits(min_depth=3), "has depth 2"),
+        ("file:/nowhere/a/b/../..", Limits(), "has depth 1"),
+        ("s3a://bucket/a/b/../c/..", Limits(), "has depth 1"),
     ],
 )
 def test_depth_and_protected_places(path: str, limits: Limits, reported: str) -> None:
