@@ -26,6 +26,7 @@ from plain_tables import text_storage
 from s3_proxy import Proxy, counting
 from s3_users import few_rights
 from stores import s3_server, s3a_as_directories
+from waiting import eventually
 
 import replicator
 from cmroot.errors import NotWritable, StorageUnreachable
@@ -99,6 +100,12 @@ class Noticed:
     def write(self, number: int, text: str, name: str = "part-0") -> None:
         self.place(number, name).write_bytes(f"{self.db} {number} {text}".encode())
 
+    def arrived(self) -> None:
+        """Waits until the queue has a message."""
+        kind = "ApproximateNumberOfMessages"
+        asked = {"QueueUrl": self.queue, "AttributeNames": [kind]}
+        eventually(lambda: int(self.sqs.get_queue_attributes(**asked)["Attributes"][kind]))
+
     def capture(self, **options: Any) -> Captured:
         given = {"s3_events": {BUCKET: self.queue}, "db": self.db} | options
         captured = replicator.capture(source=self.source.uri, cmroot=self.root, engine=self.engine, **given)
@@ -123,13 +130,16 @@ def test_only_what_notifications_name_is_listed(at: Noticed) -> None:
     assert (idle.files, idle.warnings, at.listings) == (0, [], 0)
     at.write(3, "second, longer")
     at.write(3, "beside", "p=x+y z#1?%2F")
+    at.arrived()
     assert at.capture().files == 2
     assert at.listings == 1
     at.place(3, "p=x+y z#1?%2F").remove()
+    at.arrived()
     assert at.capture().records == 1 and at.listings == 1
     assert (at.capture().files, at.listings) == (0, 0)
     assert at.capture(s3_events={}).files == 0 and at.listings >= 1
     at.write(0, "once more")
+    at.arrived()
     assert (at.capture().files, at.listings) == (1, 1)
 
 
