@@ -1,6 +1,6 @@
 """Checks of a root: retained files against their names, the log against its markers, required contents.
 
-Defines what is checked, in which order. The work runs on an engine; the driver holds numbers and the first findings.
+The checks run on an engine, in a fixed order; the driver holds counts and the first findings.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ Content = tuple[str, int]
 
 
 class RootFinding(msgspec.Struct, frozen=True):
-    """One problem: its object, what is wrong with it, and how to repair it. `needed_by`: who requires the bytes
-    (`live`: the source has them now)."""
+    """One problem of a root: the object, the fault, and the repair. `needed_by`: the consumers that require the bytes
+    (`live`: the current source)."""
 
     kind: str
     what: str

@@ -299,8 +299,9 @@ def _by_metastore(location: str, tell: Callable[[str], None], manager: Callable[
             "set hive.repl.cm.enabled and hive.repl.cmrootdir in the metastore, and let this user read that directory"
         )
         raise _cannot(location, f"be kept by the metastore: {reason}", hint)
+    whose = "of managed tables " if said.managed_only else ""
     tell(
-        f"{location}: only files dropped by the metastore itself are kept, in {said.root_for(location)}, and "
+        f"{location}: only files {whose}dropped by the metastore itself are kept, in {said.root_for(location)}, and "
         f"removed there after {said.retain or 'its retention'} (hive.repl.cm.retain), even if needed"
     )
     return NativeKeeper(said.root_for(location))

@@ -46,8 +46,9 @@ _STATE = "notices"
 
 
 class Trusted(msgspec.Struct, frozen=True):
-    """A bucket that is listed, except what was named since. created: of its queue; taken, listed: when the queue was
-    last drained and all was last listed, in seconds; keeps: its versioning state; keeper: as requested."""
+    """A bucket whose listing is valid, except for the objects named by later messages. created: the time of creation of
+    its queue; taken, listed: when the queue was last drained, and the entire bucket last listed, in seconds; keeps: its
+    versioning state; keeper: as requested."""
 
     queue: str
     created: str
@@ -89,7 +90,7 @@ class BucketNotices:
         return not (named[below : below + 1] and named[below].startswith(f"{key}/")) and named[at : at + 1] != [key]
 
     def finish(self) -> None:
-        """Stores the trusted buckets for the next capture. Without queues there are none."""
+        """Stores the trusted buckets for the next capture; only buckets with a queue can be trusted."""
         if self._queues:
             self._log.manifest.remember(_STATE, msgspec.json.encode(self._trusted).decode())
 

@@ -1,5 +1,5 @@
 """`replicator cm` for the files of a change-management root: `ls`, `find` and `get` list kept files, find recorded ones
-and restore one; `check`, `compact` and `expire` are what an operator runs from time to time.
+and restore one; `check`, `compact` and `expire` are an operator's regular maintenance.
 """
 
 from __future__ import annotations

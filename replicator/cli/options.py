@@ -204,7 +204,8 @@ class VerbOption(click.Option):
         self.old, self.suffix = tuple(old), suffix
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        given = os.environ.get(f"{ctx.auto_envvar_prefix}_{self.suffix}") if self.suffix else None
+        named = self.suffix and ctx.auto_envvar_prefix
+        given = os.environ.get(f"{ctx.auto_envvar_prefix}_{self.suffix}") if named else None
         return given or super().resolve_envvar_value(ctx)
 
     def _twins(self) -> list[click.Option]:

@@ -198,7 +198,7 @@ def _beginning(names: object, incomplete: str) -> list[CompletionItem]:
 
 
 def _config(context: click.Context) -> Config:
-    """Of the line that is typed; nothing for one that cannot be read."""
+    """Returns the configuration of the command line being completed; an empty one if it cannot be read."""
     given = context.find_root().params.get("config") or os.environ.get("REPLICATOR_CONFIG")
     try:
         return read_config(Path(given) if given else None)

@@ -288,7 +288,7 @@ KeeperChoice = Annotated[
     opt(
         "Method of keeping bytes; auto: for each store the first that works of link, version, "
         "snapshot (HDFS), copy. native: the metastore's own change manager keeps the files it drops "
-        "(HDFS).",
+        "(HDFS; since Hive 3 of managed tables).",
         default="auto",
     ),
 ]

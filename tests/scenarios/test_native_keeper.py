@@ -99,6 +99,20 @@ def test_external_tables_are_kept_by_the_capture_since_hive_3(story: Lab, kept: 
 
 
 @pytest.mark.parametrize("source", ["2.3"], indirect=True)
+def test_another_keeper_keeps_what_the_metastore_was_to_keep(story: Lab) -> None:
+    story.source.table("quiet", {"f": f"1\t{story.name}\n"})
+    assert story.dump("--keeper", "native").code == 0
+    assert kept_texts(story) == []
+    assert story.capture("--keeper", "copy").code == 0
+    assert kept_texts(story) == [f"1\t{story.name}\n"]
+
+
+def kept_texts(story: Lab) -> list[str]:
+    """The contents that the root itself keeps."""
+    return [path.read_bytes().decode() for path in (story.cmroot / "files").rglob("*") if "xxh3" in path.name]
+
+
+@pytest.mark.parametrize("source", ["2.3"], indirect=True)
 def test_what_its_root_lost_is_named(story: Lab, kept: HdfsPath) -> None:
     story.source.table("plain", {"cleaned": "5\tgone\n", "changed": "6\tbytes\n", "there": "7\tstays\n"})
     assert story.dump("--keeper", "native").code == 0

@@ -161,7 +161,7 @@ def test_the_walk_takes_own_values_then_includes_from_the_last_line_then_the_dir
     keys = ["/data/db/t", "/tags/b", "/tags/x", "/tags", "/", "/tags/a", "/data/db", "/data"]
     files = {f"{key}/main.conf".lstrip("/"): f'k="{key}"\nof{number}=1' for number, key in enumerate(keys)}
     files |= {
-        "data/db/t/includes.conf": "# tags\n\ntags/a\n // of all\n/${tags}/b/ // the strongest\n",
+        "data/db/t/includes.conf": "# tags\n\ntags/a\n // of all, see https://tags/a\n/${tags}/b/ // the strongest\n",
         "tags/b/includes.conf": "tags/x",
         "includes.conf": "never/read",
     }

@@ -291,12 +291,13 @@ class ConfigStore:
             origin = Origin(name, number)
             if not line.strip() or line.startswith("#"):
                 continue
-            if re.search(r"\S//|^\s*//\S*/", line) and '"' not in line:
+            is_comment = line.lstrip().startswith("//")
+            if re.search(r"^\s*//[^\s/]+/" if is_comment else r"\S//", line) and '"' not in line:
                 raise ConfigError(
                     f"{origin}: text after // is a comment, even in a path",
                     hint="write single slashes in a path; begin a comment with #",
                 )
-            if line.lstrip().startswith("//"):
+            if is_comment:
                 continue
             raw = parse_items(line, name, number)
             value = resolve(Fields({"include": raw}, origin), self.variables).fields.get("include")
