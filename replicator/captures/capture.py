@@ -327,6 +327,7 @@ class _Run:
                     self._log.observe(change)
                     advance(change.size)
             self.scan.walked.add(db)
+            self._log.cover({db: self._log.began})
 
     def settle(self, empty: Sequence[Key]) -> None:
         """Reads and lists alternately until nothing new is read, so that the result is one state of the source."""

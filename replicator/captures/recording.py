@@ -7,17 +7,20 @@ any point, the log is either unchanged or complete.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cmroot.errors import UNREADABLE
 from cmroot.lease import Lease
-from cmroot.log.captured import ADD, SegmentWriter, segments
+from cmroot.log.captured import ADD, Segment, SegmentWriter, segments
 from cmroot.log.references import Intercepted, read_intercepted, remove_intercepted
 from cmroot.root import ChangeRoot
+from cmroot.store.place import Place
 from replicator.captures.apply import Rename
 from replicator.captures.events.record import Change, ChangeRecord, EventsRead, encode
 from replicator.captures.inventory import KnownFile
@@ -25,6 +28,7 @@ from replicator.captures.manifest import Manifest, is_known
 from replicator.captures.unlistable import Sight, sight_at
 from replicator.captures.walk import ScannedTables
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
+from replicator.core.text import time_text
 from replicator.metastore.client import MetastoreReader
 
 LISTED = 100  # maximum number of entries in the lists of a following capture
@@ -37,6 +41,8 @@ class Captured(Report):
     by kind; scan_seconds, compare_seconds: the time to scan directories (including listing those that changed), and to
     compare tables with the metastore;
     scanned: progress of a time-limited scan;
+    covered_until: every change before this moment is in the log, with or without an event (seconds since 1970; None: a
+    database was never scanned completely);
     `databases`: all that the root captures, not only those of this call;
     `formats`: tables whose format loads leave out, with the reason;
     `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
@@ -62,7 +68,11 @@ class Captured(Report):
     scan_seconds: float = 0.0
     compare_seconds: float = 0.0
     scanned: ScannedTables | None = None
+    covered_until: int | None = None
     status: str = "captured"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "covered_until": time_text(self.covered_until)}
 
 
 class CapturesFollowed(Report):
@@ -94,7 +104,8 @@ class CapturesFollowed(Report):
 
 class Recording:
     """The log of one capture, and the manifest as of its end. `base`: the position before the capture; `cursor`: the
-    last event read; `renames`: in the order of their positions; `before`: what the last capture could not see."""
+    last event read; `renames`: in the order of their positions; `before`: what the last capture could not see; `began`:
+    the start, in seconds; `covered`: the moment until which the log has every change, by database."""
 
     def __init__(
         self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, clock: Callable[[], float], lease: Lease
@@ -103,10 +114,14 @@ class Recording:
         self.manifest = manifest
         self.base = self.position = manifest.position
         self.began_anew = manifest.event is None
+        self.began = self.now()
         # Invariant 1: the newest event id is read before anything is listed.
         self.cursor = source.current_event_id() if manifest.event is None else manifest.event
         self.renames: list[Rename] = []
-        self.before = sight_at(segments(root.place), self.base)
+        log = segments(root.place)
+        self.before = sight_at(log, self.base)
+        self.covered_before = covered_at(root.place, log, self.base)
+        self.covered = dict(self.covered_before)
         self.report = Captured(str(root.place), self.base + 1, self.base, self.cursor)
         self._segment: SegmentWriter | None = None
 
@@ -138,8 +153,11 @@ class Recording:
         that case nothing was published."""
         if self._segment is None and (self.cursor != self.manifest.event or sight.differs(self.before)):
             self.append(EventsRead(), self.cursor, self.now())
+        self.covered = {db: at for db, at in self.covered.items() if db in self.manifest.scope()}
         self.report.position, self.report.through_event = self.position, self.cursor
         self.report.keeper, self.report.databases = keeper, sorted(self.manifest.scope())
+        if self.covered and len(self.covered) == len(self.report.databases):
+            self.report.covered_until = min(self.covered.values())
         self.report.status = INCOMPLETE if self.report.not_replicated else "captured"
         for struct, fields in self._source.unknown_fields().items():
             self.report.warnings.append(
@@ -148,6 +166,8 @@ class Recording:
         if self._segment is not None:
             for rows in self.manifest.ended():
                 self._segment.append_files(rows)
+            scope = self.report.databases
+            covered = {COVERED: pack(self.covered, scope), COVERED_BEFORE: pack(self.covered_before, scope)}
             self._segment.finish(
                 self.position,
                 event=self.cursor,
@@ -156,10 +176,17 @@ class Recording:
                 keeper=keeper,
                 databases=self.report.databases,
                 constraints=is_known(self.manifest),
+                **covered,
                 **sight.about(),
             )
         self.manifest.advance(self.position, self.cursor, self.now())
         self.manifest.commit()
+        if self.covered != self.covered_before:
+            write_covered(self._root.place, self.position, self.covered)
+
+    def cover(self, moments: Mapping[str, int | None]) -> None:
+        """Advances the moments until which all changes of some databases were searched for; None: not known."""
+        _advance(self.covered, {db: at for db, at in moments.items() if at is not None})
 
     def abandon(self) -> None:
         """Discards everything except retained bytes, which a later capture finds in place."""
@@ -175,6 +202,81 @@ class Recording:
         if self._segment is None:
             self._segment = SegmentWriter(self._root.place, self.base + 1, lease=self._lease)
         return self._segment
+
+
+# ---- coverage --------------------------------------------------------------------------------------------------------
+# Coverage: the moment until which the log has every change of a database, with or without an event. It is the start of
+# the last capture that read the events, compared all tables with the metastore and scanned all directories.
+
+
+COVERED, COVERED_BEFORE = "covered", "covered_before"
+"""Keys of a marker's `about`: the coverage at the end of the capture, and before it."""
+
+NEWEST = "covered.json"
+"""The file of a root with the newest coverage, because a capture that finds no change writes no segment."""
+
+_OTHERS = ""  # in packed coverage: the moment of all databases that are not listed
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """The content of `covered.json`. `covered`: packed; valid for every state of the log from `position` on."""
+
+    position: int
+    covered: dict[str, int]
+    databases: list[str]
+
+
+def covered_at(root: str, log: Sequence[Segment], position: int) -> dict[str, int]:
+    """Returns, by database, the moment in seconds until which a copy of the log up to `position` has every change;
+    databases that no capture has covered are missing. `log`: the segments of the root."""
+    found: dict[str, int] = {}
+    newest = _newest_coverage(root)
+    if newest is not None and newest.position <= position:
+        found = unpack(newest.covered, newest.databases)
+    for segment in reversed(log):
+        for capture in reversed(segment.captures):
+            scope = capture.about.get("databases", [])
+            if capture.first - 1 <= position:
+                _advance(found, unpack(capture.about.get(COVERED_BEFORE, {}), scope))
+            if capture.last <= position:
+                _advance(found, unpack(capture.about.get(COVERED, {}), scope))
+                return found
+    return found
+
+
+def write_covered(root: str, position: int, covered: Mapping[str, int]) -> None:
+    """Writes the newest coverage; call it after the records up to `position` are published. May run twice."""
+    content = Coverage(position, pack(covered, covered), sorted(covered))
+    (Place(root) / NEWEST).replace_own(msgspec.json.encode(content))
+
+
+def pack(covered: Mapping[str, int], scope: Iterable[str]) -> dict[str, int]:
+    """Returns the coverage of the captured databases in few entries: most have the same moment; 0: none."""
+    moments = {db: covered.get(db, 0) for db in scope}
+    if not moments:
+        return {}
+    common, _ = Counter(moments.values()).most_common(1)[0]
+    return {_OTHERS: common, **{db: at for db, at in moments.items() if at != common}}
+
+
+def unpack(packed: Mapping[str, int], scope: Iterable[str]) -> dict[str, int]:
+    """Returns the coverage by database. `scope`: the captured databases, as given to `pack`."""
+    others = packed.get(_OTHERS, 0)
+    found = {db: packed.get(db, others) for db in scope}
+    return {db: at for db, at in found.items() if at}
+
+
+def _newest_coverage(root: str) -> Coverage | None:
+    """Returns the content of the file; None if it is missing or damaged, as an older moment is still true."""
+    try:
+        return msgspec.json.decode((Place(root) / NEWEST).read_bytes(), type=Coverage)
+    except (FileNotFoundError, *UNREADABLE):
+        return None
+
+
+def _advance(found: dict[str, int], others: Mapping[str, int]) -> None:
+    for db, at in others.items():
+        found[db] = max(found.get(db, 0), at)
 
 
 # ---- intercepts ------------------------------------------------------------------------------------------------------

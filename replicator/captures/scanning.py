@@ -39,6 +39,9 @@ PROVED = timedelta(days=1)
 MARGIN = timedelta(hours=1)
 """Messages are assumed lost this long before the end of their retention."""
 
+DELIVERY = timedelta(minutes=15)
+"""A notification may arrive this long after its change: S3 delivers within seconds, and now and then after minutes."""
+
 MANY = 100_000
 """The number of messages of one capture above which listing everything is cheaper."""
 
@@ -88,6 +91,12 @@ class BucketNotices:
         below = bisect_left(named, f"{key}/")
         at = bisect_left(named, key)
         return not (named[below : below + 1] and named[below].startswith(f"{key}/")) and named[at : at + 1] != [key]
+
+    @property
+    def delay(self) -> int:
+        """The seconds before a capture for which a change may still be unknown, because its notification is in transit;
+        0 if everything was listed."""
+        return int(DELIVERY.total_seconds()) if any(named is not None for named in self._named.values()) else 0
 
     def finish(self) -> None:
         """Stores the trusted buckets for the next capture; only buckets with a queue can be trusted."""
@@ -203,7 +212,7 @@ class Scan:
                 self._observe(walk_database(self._source, self._log.manifest, db, refused, deep=deep), deep)
             note_engines(self._source, self._log.manifest)
             self._log.report.compare_seconds = round(clocks.monotonic() - began, 3)
-            Turns(self._log.manifest, self._log.now()).all_seen()
+            Turns(self._log.manifest, self._log.began).all_seen()
         snapshots, self._notices.prove = SnapshotDiff(self._log, self._snapshots, begin=True, prove=deep), deep
         for objects in self._log.manifest.unlisted():
             for each in objects:
@@ -212,6 +221,8 @@ class Scan:
         self._unlist_changed(lambda place: snapshots.is_quiet(place) or self._notices.is_quiet(place))
         snapshots.finish()
         self._notices.finish()
+        if compare:
+            self._log.cover(dict.fromkeys(self._log.manifest.scope(), self._log.began - self._notices.delay))
         return self._log.report.compare_seconds
 
     def some(self, limit: timedelta, *, deep: bool) -> None:
@@ -225,7 +236,7 @@ class Scan:
                 lambda place: snapshots.is_quiet(place) or not snapshots.is_known(place)
             )
             snapshots.finish()
-        turns = Turns(self._log.manifest, self._log.now())
+        turns = Turns(self._log.manifest, self._log.began)
         for batch in turns.batches():
             for db, names in batch.items():
                 if db in existing:
@@ -238,6 +249,7 @@ class Scan:
         if scanned.tables == scanned.of:
             note_engines(self._source, self._log.manifest)
         self._log.report.scanned = scanned
+        self._log.cover({**dict.fromkeys(existing, self._log.began), **turns.covered()})
 
     def _compare_outlines(self, db: str, deep: bool) -> None:
         """Compares a database itself, its functions, and tables that are new or dropped."""

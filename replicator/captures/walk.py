@@ -393,6 +393,16 @@ class Turns:
         self._remember()
         return ScannedTables(self._looked, self._all, self._since)
 
+    def covered(self) -> dict[str, int | None]:
+        """Returns, by database, the start of the oldest scan among the last ones of its tables; None: one of them was
+        not scanned yet."""
+        found: dict[str, int | None] = {}
+        for number, db, _ in self._manifest.all_tables():
+            at = self._began if number <= self._after else self._since
+            before = found.get(db, at)
+            found[db] = None if at is None or before is None else min(at, before)
+        return found
+
     def all_seen(self) -> None:
         """Records that this capture has scanned all tables."""
         self._after, self._began, self._since = 0, self._now, self._now

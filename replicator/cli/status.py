@@ -69,8 +69,9 @@ def _lag_lines(report: Lag) -> Iterable[str]:
                 "lag",
                 f"{'at least ' if report.at_least else ''}{count_text(report.events, 'event')}, "
                 f"{duration_text(report.seconds)}, "
-                f"{size_text(report.bytes)}{goal}",
+                f"{size_text(report.bytes)}",
             ),
+            ("in sync" if report.status == "current" else "at most", _bound_line(report) + goal),
             ("target", f"at event {report.event}" if report.event is not None else None),
             ("captured", f"to event {report.captured_event}" if report.captured_event is not None else None),
             ("source", _source_line(report)),
@@ -89,17 +90,29 @@ def _lag_lines(report: Lag) -> Iterable[str]:
             each.event,
             each.events,
             f"{each.seconds:.0f}",
+            "?" if each.seconds_bound is None else f"{each.seconds_bound:.0f}",
             size_text(each.bytes),
             each.source_role or "?",
             each.target_role or "?",
         )
         for each in report.databases
     ]
-    head = ("database", "status", "at event", "events", "seconds", "bytes", "source is", "target is")
-    yield from columns(head, rows, ("events", "seconds"))
+    head = ("database", "status", "at event", "events", "seconds", "at most", "bytes", "source is", "target is")
+    yield from columns(head, rows, ("events", "seconds", "at most"))
     waiting = [(each.table, each.events, f"{each.seconds:.0f}", size_text(each.bytes)) for each in report.tables[:20]]
     if waiting:
         yield from columns(("table", "events", "seconds", "bytes"), waiting, ("events", "seconds"))
+
+
+def _bound_line(report: Lag) -> str:
+    """Returns until when the target has every change, as scans prove it."""
+    if report.seconds_bound is None or report.covered_until is None:
+        return "not known: no complete scan covers it"
+    since = time_text(report.covered_until)
+    bound = duration_text(report.seconds_bound)
+    if report.status == "current":
+        return f"as of {since}, when the last complete scan began: at most {bound} behind"
+    return f"{bound} behind: every change until {since} is there"
 
 
 def _source_line(report: Lag) -> str:
@@ -178,6 +191,9 @@ def _lines(report: Status) -> Iterable[str]:
         lag.append(f"{report.lag_seconds:.0f} s")
     if report.lag_bytes is not None:
         lag.append(size_text(report.lag_bytes))
+    bound = None
+    if report.covered_until is not None:
+        bound = f"every change until {time_text(report.covered_until)}, as a complete scan proves"
     return aligned(
         [
             (report.db, report.status),
@@ -187,6 +203,7 @@ def _lines(report: Status) -> Iterable[str]:
             ("source", report.source),
             ("loading", report.loading),
             ("lag", ", ".join(lag) or None),
+            ("has", bound),
             ("warning", shortened(report.warnings)),
         ]
     )
@@ -215,6 +232,8 @@ def wait(session: Session, /, as_json: bool, **given: Any) -> int:
     lag = None
     if waited.lag_seconds is not None and waited.lag_events is not None:
         lag = f"{count_text(waited.lag_events, 'event')}, {waited.lag_seconds:.0f} s"
+        if waited.lag_seconds_bound is not None:
+            lag += f", at most {waited.lag_seconds_bound:.0f} s"
     lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", took(waited.seconds))]
     emit(waited, as_json, aligned(lines))
     return 0

@@ -77,12 +77,19 @@ def run_lines(run: SyncRun) -> Iterable[str]:
             ("dropped", shortened(run.dropped)),
             ("left", shortened(run.left)),
             ("not replicated", shortened(map(str, run.not_replicated))),
-            ("lag", f"{run.lag_seconds:.0f} s" if run.lag_seconds is not None else None),
+            ("lag", _lag_line(run)),
             ("verified", _compared_line(run.compared) if run.compared else None),
             ("warning", shortened(run.warnings)),
             ("took", f"{took(run.seconds)} ({', '.join(f'{name} {took:.1f}' for name, took in run.steps.items())})"),
         ]
     )
+
+
+def _lag_line(run: SyncRun) -> str | None:
+    if run.lag_seconds is None:
+        return None
+    bound = "" if run.lag_seconds_bound is None else f", at most {run.lag_seconds_bound:.0f} s"
+    return f"{run.lag_seconds:.0f} s{bound}"
 
 
 def _compared_line(compared: Compared) -> str:

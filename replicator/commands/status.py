@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from cmroot.root import open_existing
 from replicator.commands.base import Options, names, verb
@@ -30,7 +30,7 @@ from replicator.policies.checks.check import PolicyChecked, impatient
 from replicator.policies.direction import Direction
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Memory, ShownHistory, shown_history
-from replicator.policies.status import Goal, Status, Waited
+from replicator.policies.status import Goal, SourceSide, Status, Waited
 from replicator.policies.status import status as ask
 from replicator.policies.status import wait as until
 
@@ -156,12 +156,21 @@ class WaitOptions(OfPolicy):
     ] = ""
     catalog: SourceCatalog = None
     target_catalog: TargetCatalog = None
+    cmroot: Annotated[str, opt("For --until-lag. The source's root.", metavar="PLACE")] = ""
+    source_db: Annotated[
+        str | Mapping[str, str],
+        opt("With --cmroot. The database's name at the source, if renamed.", metavar="NAME", multiple=False),
+    ] = ""
     until_event: Annotated[Natural | None, opt("Wait until the target has this event of the source.", metavar="N")] = (
         None
     )
     until_lag: Annotated[
         timedelta | None,
-        opt("Wait until the oldest event that the target lacks is at most this old.", metavar="DURATION"),
+        opt(
+            "Wait until the lag is at most this long. With the source's root, as with a policy, the lag counts from "
+            "the last complete scan, as changes without an event may have followed it; otherwise only events count.",
+            metavar="DURATION",
+        ),
     ] = None
     timeout: Annotated[timedelta, opt("Time-out, with exit code 75; 0s checks once.", metavar="DURATION")] = timedelta(
         minutes=10
@@ -169,6 +178,10 @@ class WaitOptions(OfPolicy):
 
     def databases(self, direction: Direction) -> Sequence[str]:
         return [pair.replica for pair in direction.matching if pair.source is not None]
+
+    def known(self, direction: Direction) -> dict[str, Any]:
+        names_at_source = {pair.replica: pair.name for pair in direction.matching}
+        return {**super().known(direction), "source_db": names_at_source}
 
 
 @verb(WaitOptions)
@@ -184,11 +197,14 @@ def wait(options: WaitOptions) -> Waited:
         target = stack.enter_context(options.connected(options.target))
         source = stack.enter_context(options.connected(options.source)) if options.source else None
         goal = Goal(options.until_event, options.until_lag)
+        root = open_existing(options.cmroot) if options.cmroot and options.until_lag is not None else None
         began, waited = time.monotonic(), []
         for db in names(options.db):
             spent = timedelta(seconds=time.monotonic() - began)
             left = max(timedelta(0), options.timeout - spent)
-            waited.append(until(target, db, goal, timeout=left, source=source))
+            given = options.source_db
+            name = (given.lower() if isinstance(given, str) else given.get(db, "")) or None
+            waited.append(until(target, db, goal, timeout=left, source=SourceSide(source, root, name)))
     return replace(waited[-1], seconds=round(sum(each.seconds for each in waited), 3))
 
 

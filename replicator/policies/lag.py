@@ -4,8 +4,9 @@ for a blocked policy; and how long the source's event log retains the next event
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cmroot.log.captured import Segment, segments
 from cmroot.names import LARGEST
@@ -14,17 +15,18 @@ from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import as_written
 from replicator.captures.dumps.selection import Selection
 from replicator.captures.events.scope import Patterns, read_reach, waiting_events
+from replicator.captures.recording import covered_at
 from replicator.captures.unlistable import sight_at
 from replicator.core.not_replicated import PROPERTY, NotReplicated, Report, from_property, merged
 from replicator.core.policy import Policy
 from replicator.core.roles import RoleMark
-from replicator.core.text import duration_text
+from replicator.core.text import duration_text, time_text
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey
 from replicator.policies.memory import History, Memory, RememberedScope, Run
 from replicator.policies.replicas import reported
-from replicator.policies.status import TableChanges, Unreplicated
+from replicator.policies.status import TableChanges, Unreplicated, seconds_bound
 from replicator.replay.replica import LAST_ID
 
 TABLES = 1000  # tables with the longest lag
@@ -56,7 +58,8 @@ class TableLag:
 @dataclass
 class DatabaseLag:
     """The lag of one database. `event`, `position`: the replica's checkpoint; None if it does not exist or the target
-    does not answer. events, seconds, bytes: missing at the replica. source_role, target_role: of the sides as the
+    does not answer. events, seconds, bytes: known to be missing at the replica. `covered_until`, `seconds_bound`: as in
+    Lag. source_role, target_role: of the sides as the
     policy names them, as text; empty if a side does not answer; source_mark, target_mark: the same as values."""
 
     db: str
@@ -66,6 +69,8 @@ class DatabaseLag:
     position: int | None = None
     events: int = 0
     seconds: float = 0.0
+    seconds_bound: float | None = None
+    covered_until: int | None = None
     bytes: int = 0
     source_role: str = ""
     target_role: str = ""
@@ -77,11 +82,16 @@ class DatabaseLag:
 class Lag(Report):
     """The lag of a policy. `status`: current, behind, late (more than the policy's `max_lag`), blocked (see `blocks`)
     or none (not replicated yet). `events`: changes of the policy's databases missing at the target; `seconds`: the age
-    of the oldest one; `bytes`: of files that were captured, and not loaded. `captured_event`: the newest in the log,
-    `source_event`: the newest at the source. The event log: `needed_seconds`, the age of the next event to be captured;
-    `kept_seconds`, the server's retention of events (None: it does not report it); `headroom_seconds`, the time until
-    the next event is deleted, the full retention if none waits; `reaches_back_seconds`, the age of the oldest event.
-    `last_run`, `last_error`: of the history. `blocks_known`: False if not all sources of `blocks` could be read.
+    of the oldest one; `bytes`: of files that were captured, and not loaded. These are the known changes. A change
+    without an event, as Spark's writes, is not known before a scan finds it: the target has every change until
+    `covered_until`, the start of the last complete scan whose findings are loaded, in seconds since 1970, and
+    `seconds_bound` is the time since then, an upper bound of the lag (at least `seconds`). None: a database was never
+    scanned completely, or the target does not answer; an objective is then not met. `captured_event`: the newest in the
+    log, `source_event`: the newest at the source. The event log: `needed_seconds`, the age of the next event to be
+    captured; `kept_seconds`, the server's retention of events (None: it does not report it); `headroom_seconds`, the
+    time until the next event is deleted, the full retention if none waits; `reaches_back_seconds`, the age of the
+    oldest event. `last_run`, `last_error`: of the history. `blocks_known`: False if not all sources of `blocks` could
+    be read.
 
     `not_replicated`: objects that differ from the source, by the source's names; those that cannot be read at the
     source count as behind since then.
@@ -98,6 +108,8 @@ class Lag(Report):
     event: int | None = None
     events: int = 0
     seconds: float = 0.0
+    seconds_bound: float | None = None
+    covered_until: int | None = None
     bytes: int = 0
     max_lag_seconds: float | None = None
     databases: list[DatabaseLag] = field(default_factory=list)
@@ -115,6 +127,28 @@ class Lag(Report):
     unreachable: dict[str, str] = field(default_factory=dict)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_late(self) -> bool:
+        """Returns True if the objective is exceeded, or cannot be shown to be met because no scan covers a replica."""
+        if self.max_lag_seconds is None:
+            return False
+        if self.seconds_bound is None:
+            return self.seconds > self.max_lag_seconds or self.is_uncovered
+        return self.seconds_bound > self.max_lag_seconds
+
+    @property
+    def is_uncovered(self) -> bool:
+        """Returns True if no complete scan covers a replica whose position is known."""
+        return not self.at_least and any(
+            each.position is not None and each.covered_until is None for each in self.databases
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        found = super().to_dict()
+        for each in (found, *found["databases"]):
+            each["covered_until"] = time_text(each["covered_until"])
+        return found
 
 
 def lag(
@@ -150,6 +184,7 @@ def lag(
         _read_source(report, counted, here, clock())
     report.not_replicated = _lacking(pairs, patterns, log)
     _sum_up(report, pairs, _waiting(counted, report.not_replicated, after, patterns, clock()))
+    _bound(report, root, log, counted.first, clock())
     for each in report.databases:
         of = each.replica if report.reverse else each.db
         each.source_mark, each.target_mark = roles.get(of, (None, None))
@@ -157,7 +192,7 @@ def lag(
     if report.unreachable:
         _last_known(report, last, source_away=here is None, target_away=there is None)
     _find_blocks(report, policy, pairs, root, memory, history)
-    if report.max_lag_seconds is not None and report.seconds > report.max_lag_seconds:
+    if report.is_late:
         report.status = "late"
     if report.blocks:
         report.status = "blocked"
@@ -217,7 +252,8 @@ def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away
             report.event = last.to_event
     if target_away:
         report.status = "none" if last is None else "behind"
-        for each in report.databases:
+    for each in report.databases:
+        if target_away or each.status == "current":
             each.status = "unknown"
 
 
@@ -304,6 +340,32 @@ def _sum_up(report: Lag, pairs: Iterable[Pair], waiting: Sequence[TableLag]) -> 
     report.tables = sorted(behind, key=lambda each: (-each.seconds, each.table))[:TABLES]
     for each in report.tables:
         each.oldest = 0.0 if each.oldest == float("inf") else each.oldest
+
+
+def _bound(report: Lag, root: ChangeRoot | None, log: Sequence[Segment], first: Mapping[str, int], now: float) -> None:
+    """Sets until when scans prove that the replicas have every change. first: position of the first change that waits,
+    by database; if none waits, the replica has the whole log."""
+    if root is None or not log:
+        return
+    replicas = [each for each in report.databases if each.position is not None]
+    covered: dict[int, Mapping[str, int]] = {}
+    for each in replicas:
+        position = first.get(each.db, LARGEST) - 1
+        if position not in covered:
+            covered[position] = covered_at(root.place, log, position)
+        each.covered_until = covered[position].get(each.db)
+        if each.covered_until is not None:
+            each.seconds_bound = seconds_bound(each.covered_until, each.seconds, now)
+    known = [each.seconds_bound for each in replicas if each.seconds_bound is not None]
+    if known and len(known) == len(replicas):
+        report.seconds_bound = max(known)
+        report.covered_until = min(each.covered_until or 0 for each in replicas)
+    elif report.is_uncovered:
+        names = [each.db for each in replicas if each.covered_until is None]
+        report.warnings.append(
+            f"no complete scan covers {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}: changes without an "
+            "event, as Spark's writes, are not counted"
+        )
 
 
 def _find_blocks(

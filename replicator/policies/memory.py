@@ -65,10 +65,10 @@ class Compared:
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a policy. Times are ISO 8601 with a zone; `started` is part of the file's name. `kind`: of the run
     (empty before that is known). from_event, to_event: of the source's log; position: the checkpoint at its end.
-    records, files, bytes: loaded. lag_seconds: at its end, None if unknown. status: "killed" is set by the next run.
-    error: the message of the failure. reverse: the policy ran from its target to its source. epoch: the lease's. dump:
-    its directory. steps: seconds by name, in order. compared: the verification in this run or, with --follow, in the
-    background; None if nothing was verified. not_replicated: objects that differ from the source."""
+    records, files, bytes: loaded. lag_seconds, lag_seconds_bound: at its end, None if unknown. status: "killed" is set
+    by the next run. error: the message of the failure. reverse: the policy ran from its target to its source. epoch:
+    the lease's. dump: its directory. steps: seconds by name, in order. compared: the verification in this run or, with
+    --follow, in the background; None if nothing was verified. not_replicated: objects that differ from the source."""
 
     id: str
     policy: str
@@ -83,6 +83,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0
     bytes: int = 0
     lag_seconds: float | None = None
+    lag_seconds_bound: float | None = None
     error: str = ""
     reverse: bool = False
     epoch: int = 0

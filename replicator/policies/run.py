@@ -37,6 +37,7 @@ from replicator.policies.replicas import (
     reported,
     try_again,
 )
+from replicator.policies.status import seconds_bound
 from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import DumpBatch, RunWork
 from replicator.replay.apply.load import Loaded
@@ -53,7 +54,7 @@ class SyncRun(LoadCounts):
     policy no longer names, which remain without consent; `dropped`: those that were dropped. `not_replicated`: objects
     that differ between target and source. `compared`: the verification after this run, or of the background since the
     previous run; None if nothing was verified. `steps`: seconds by name; scan_seconds, compare_seconds: of its capture,
-    as in `Captured`."""
+    as in `Captured`; lag_seconds, lag_seconds_bound: as in `Lag`, at its end."""
 
     before: ClassVar[str] = "left"
     policy: str
@@ -76,6 +77,7 @@ class SyncRun(LoadCounts):
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     lag_seconds: float | None = None
+    lag_seconds_bound: float | None = None
     compared: Compared | None = None
     steps: dict[str, float] = field(default_factory=dict)
     scan_seconds: float = 0.0
@@ -150,6 +152,7 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
             captured = steps.capture()
             report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
             report.captured, report.missing_directories = captured.records, captured.missing_directories
+            covered = captured.covered_until
             seen = steps.concerning(captured.not_replicated)
             report.not_replicated = merged(report.not_replicated, seen, steps.left_out(captured))
         work = steps.decide(remembered)
@@ -160,6 +163,8 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
         steps.confirm(report.position)
         leave(steps, find_out_of_scope(steps, work), report)
         clean_up(steps, kept, work, remembered, report)
+        if covered is not None and report.position >= captured.position:
+            report.lag_seconds_bound = seconds_bound(covered, report.lag_seconds, clock())
         with report.timed("retry"):
             report.not_replicated = try_again(steps, report.not_replicated, report.count)
         verify(steps, kept, report)
@@ -398,6 +403,7 @@ def _filled(run: Run, report: SyncRun, clock: Callable[[], float]) -> Run:
         files=report.files_copied,
         bytes=report.bytes_copied,
         lag_seconds=report.lag_seconds,
+        lag_seconds_bound=report.lag_seconds_bound,
         reverse=report.reverse,
         dump=report.dumps[-1] if report.dumps else "",
         warnings=tuple(report.warnings),

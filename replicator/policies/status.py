@@ -18,6 +18,7 @@ from replicator.captures.events.notification_log import decode
 from replicator.captures.events.record import Change
 from replicator.captures.events.scope import Patterns, matches_name, waiting_events
 from replicator.captures.manifest import read_records
+from replicator.captures.recording import covered_at
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import PROPERTY, NotReplicated, Report, from_property
 from replicator.core.roles import without_role
@@ -32,8 +33,11 @@ class Status(Report):
     """The status of one replica. `status`: current, behind, loading (a load is incomplete), replica (no source to
     compare with), or `no replica`. `time`: of the last record applied, in seconds. Lags are None if unknown: events and
     seconds require the source, bytes and time its $cmroot. `lag_events` counts events of all databases that may change
-    something. `not_replicated`: the differences from the source that the target reports; objects that could not be read
-    at the source count as behind since then."""
+    something. `lag_seconds` is the age of the oldest change that is known to be missing; `lag_seconds_bound` also
+    counts changes without an event that no scan has found yet: the time since `covered_until`, the start of the last
+    complete scan whose findings the replica has. It requires source and $cmroot; None: there was no such scan.
+    `not_replicated`: the differences from the source that the target reports; objects that could not be read at the
+    source count as behind since then."""
 
     status: str
     target: str
@@ -46,12 +50,14 @@ class Status(Report):
     source_event: int | None = None
     lag_events: int | None = None
     lag_seconds: float | None = None
+    lag_seconds_bound: float | None = None
+    covered_until: int | None = None
     lag_bytes: int | None = None
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "time": time_text(self.time)}
+        return {**super().to_dict(), "time": time_text(self.time), "covered_until": time_text(self.covered_until)}
 
 
 def status(
@@ -89,9 +95,16 @@ def status(
             since = min((each for each in unseen if each), default=clock())
             report.lag_seconds = max(report.lag_seconds or 0.0, round(clock() - since, 3))
         report.status = "behind" if report.lag_events or report.lag_bytes or unseen else "current"
+        if report.covered_until is not None:
+            report.lag_seconds_bound = seconds_bound(report.covered_until, report.lag_seconds, clock())
     if report.loading:
         report.status = "loading"
     return report
+
+
+def seconds_bound(covered_until: int, known: float | None, now: float) -> float:
+    """Returns the upper bound of a lag: the time since the replica had every change, at least the known lag."""
+    return round(max(known or 0.0, now - covered_until), 3)
 
 
 def _ask_source(report: Status, source: MetastoreReader, clock: Callable[[], float]) -> None:
@@ -125,6 +138,7 @@ def _read_log(report: Status, root: ChangeRoot, db: str) -> None:
     log = segments(root.place)
     position = report.position or 0
     report.time = _time_of(log, position)
+    report.covered_until = covered_at(root.place, log, position).get(db)
     report.lag_bytes = 0
     for segment in log:
         if segment.last > position:
@@ -162,15 +176,17 @@ FIRST, LONGEST, GROWTH = 0.1, 5.0, 1.5  # seconds between two queries, and the g
 @dataclass(frozen=True)
 class Goal:
     """The conditions to wait for; all that are set must hold. event: the target's event is this one or later. lag: the
-    oldest event missing at the target is at most this old."""
+    target's lag is at most this long: its upper bound if the source's $cmroot is given, else the age of the oldest
+    event that it lacks."""
 
     event: int | None = None
     lag: timedelta | None = None
 
-    def reached(self, now: Status) -> bool:
+    def reached(self, now: Status, *, by_events: bool) -> bool:
         if now.event is None or (self.event is not None and now.event < self.event):
             return False
-        return self.lag is None or (now.lag_seconds is not None and now.lag_seconds <= self.lag.total_seconds())
+        lag = now.lag_seconds if by_events else now.lag_seconds_bound
+        return self.lag is None or (lag is not None and lag <= self.lag.total_seconds())
 
     def __str__(self) -> str:
         parts = [f"event {self.event}"] if self.event is not None else []
@@ -186,8 +202,22 @@ class Waited(Report):
     event: int
     lag_events: int | None
     lag_seconds: float | None
+    lag_seconds_bound: float | None
     seconds: float
     status: str = "reached"
+
+
+@dataclass(frozen=True)
+class SourceSide:
+    """The source that a replica is compared with. root: its $cmroot; without it, changes without an event are not
+    counted. db: the database's name there, if renamed."""
+
+    metastore: MetastoreReader | None = None
+    root: ChangeRoot | None = None
+    db: str | None = None
+
+
+NO_SOURCE = SourceSide()
 
 
 def wait(
@@ -196,7 +226,7 @@ def wait(
     goal: Goal,
     *,
     timeout: timedelta,
-    source: MetastoreReader | None = None,
+    source: SourceSide = NO_SOURCE,
     clock: Callable[[], float] = clocks.monotonic,
     sleep: Callable[[float], object] = clocks.sleep,
 ) -> Waited:
@@ -206,16 +236,17 @@ def wait(
     stopped and run again."""
     if goal == Goal():
         raise UsageError("nothing to wait for", hint="give --until-event or --until-lag")
-    if goal.lag is not None and source is None:
+    if goal.lag is not None and source.metastore is None:
         raise UsageError("the lag is measured by comparison with the source", hint="give --source")
     began = clock()
     pause = FIRST
     while True:
-        now, trouble = _ask(target, db, source if goal.lag is not None else None)
+        now, trouble = _ask(target, db, source if goal.lag is not None else NO_SOURCE)
         spent = clock() - began
-        if now is not None and goal.reached(now):
+        if now is not None and goal.reached(now, by_events=source.root is None):
             assert now.event is not None
-            return Waited(db, target.uri, now.event, now.lag_events, now.lag_seconds, round(spent, 3))
+            lags = now.lag_events, now.lag_seconds, now.lag_seconds_bound
+            return Waited(db, target.uri, now.event, *lags, round(spent, 3))
         left = timeout.total_seconds() - spent
         if left <= 0:
             raise _not_reached(target, db, goal, timeout, now, trouble)
@@ -223,10 +254,10 @@ def wait(
         pause = min(pause * GROWTH, LONGEST)
 
 
-def _ask(target: MetastoreReader, db: str, source: MetastoreReader | None) -> tuple[Status | None, str]:
+def _ask(target: MetastoreReader, db: str, source: SourceSide) -> tuple[Status | None, str]:
     """Returns the status, or None and the reason."""
     try:
-        return status(target, db, source=source), ""
+        return status(target, db, source=source.metastore, root=source.root, source_db=source.db), ""
     except (MetastoreUnreachable, ObjectNotFound) as error:
         return None, error.message
 
@@ -239,6 +270,8 @@ def _not_reached(
         there = "it is not a replica" if now.event is None else f"it is at event {now.event}"
         if now.lag_seconds is not None:
             there += f", {count_text(now.lag_events or 0, 'event')} and {now.lag_seconds:.0f} s behind"
+        if goal.lag is not None and now.covered_until is not None:
+            there += f"; it has every change until {time_text(now.covered_until)}, as the last complete scan proves"
     return NotReached(
         f"database {db} of {target.uri} did not reach {goal} within {timeout.total_seconds():g} s: {there}",
         hint="wait again with a longer --timeout; `replicator status` shows whether a load is in progress",
@@ -246,6 +279,7 @@ def _not_reached(
             "event": now.event if now else None,
             "lag_events": now.lag_events if now else None,
             "lag_seconds": now.lag_seconds if now else None,
+            "lag_seconds_bound": now.lag_seconds_bound if now else None,
         },
     )
 
@@ -294,6 +328,7 @@ class Unreplicated:
         self._tables: dict[str, TableChanges] = {}
         self._partitions: dict[str, set[str]] = {}
         self.lost_events = 0
+        self.first: dict[str, int] = {}  # database -> position of its first counted record
 
     def captured(self, log: Sequence[Segment]) -> None:
         """Counts all records after the positions. Raises FormatError if the log is damaged."""
@@ -305,8 +340,9 @@ class Unreplicated:
                 continue
             for record in read_records(segment, least):
                 self.lost_events += len(record.change.lost)
-                if record.position > self._after.get(record.change.touched_db or "", record.position):
-                    self._count(record.change, record.time)
+                db = record.change.touched_db or ""
+                if record.position > self._after.get(db, record.position) and self._count(record.change, record.time):
+                    self.first.setdefault(db, record.position)
             for batch in segment.file_batches(["position", "op", "db", "table", "partition", "size"]):
                 self._files(pa.Table.from_batches([batch]))
 
@@ -345,15 +381,16 @@ class Unreplicated:
         name = f"{db}.{table}" if table else db
         return self._tables.setdefault(name, TableChanges(name))
 
-    def _count(self, change: Change, time: int, *, captured: bool = True) -> None:
+    def _count(self, change: Change, time: int, *, captured: bool = True) -> bool:
+        """Counts a change; returns False if it does not concern the other side."""
         if self._only_ours(change):
-            return
+            return False
         table, db = change.touched, change.touched_db or ""
         about = change.partition_names or change.written_partitions
         wanted = {name for name in about if table is None or self._wanted(*table, name)}
         found = self._of(db, table[1] if table else None) if wanted or not about else None
         if found is None:
-            return
+            return False
         found.changes += 1
         found.not_captured += not captured
         found.first = time if found.first is None else min(found.first, time)
@@ -361,6 +398,7 @@ class Unreplicated:
         for name in change.partition_names:
             if name in wanted:
                 self._partition(found, name)
+        return True
 
     def _wanted(self, db: str, table: str, partition: str) -> bool:
         """Returns True if the policy's filters select the partition."""

@@ -181,7 +181,8 @@ def of_policies(
             yield from _without_lag(name, found, hold)
             continue
         trend = trends.setdefault(f"lag {name}", Trend(max(hold, 3 * PERIOD)))
-        trend.add(found.at, found.lag.seconds)
+        bound = found.lag.seconds_bound
+        trend.add(found.at, found.lag.seconds if bound is None else bound)
         yield from _of_lag(name, found.lag, config, hold, grows=trend.slope > 0)
         yield from _of_roles(name, found.lag)
 
@@ -226,9 +227,8 @@ def _without_lag(name: str, found: MeasuredLag | None, hold: float) -> Iterator[
 def _of_lag(name: str, lag: Lag, config: AlertConfig, hold: float, *, grows: bool) -> Iterator[Judgement]:
     for side, why in lag.unreachable.items():
         yield Condition("unreachable", f"{name}/{side}", f"{name}: the {side} does not answer: {why}", "", hold)
-    objective = lag.max_lag_seconds
-    if lag.status == "late" or (objective is not None and lag.seconds > objective):  # a blocked policy is late, too
-        text = f"{name} is {duration_text(lag.seconds)} behind, {lag.events:,} events, {size_text(lag.bytes)}"
+    if lag.status == "late" or lag.is_late:  # a blocked policy is late, too
+        text = f"{name} is {_late_text(lag)}, {lag.events:,} events and {size_text(lag.bytes)} wait"
         yield Condition("late", name, text, lag.last_error or f"replicator lag {name}", hold, eases=not grows)
     elif lag.at_least:
         yield Unjudged("late", name)
@@ -244,6 +244,12 @@ def _of_lag(name: str, lag: Lag, config: AlertConfig, hold: float, *, grows: boo
         text = f"{name}: in {duration_text(left)} the source deletes events that are still needed"
         hint = f"let the source keep events for longer than {duration_text(kept)}, or run the policy"
         yield Condition("headroom", name, text, hint)
+
+
+def _late_text(lag: Lag) -> str:
+    if lag.seconds_bound is None:
+        return f"{duration_text(lag.seconds)} behind or more: no complete scan covers it"
+    return f"up to {duration_text(lag.seconds_bound)} behind"
 
 
 def _of_roles(name: str, lag: Lag) -> Iterator[Judgement]:

@@ -134,6 +134,11 @@ class LagWatch:
         self._begin(self._policies, policies)
         self._begin(self._directories, {**disks, **queue})
 
+    def soon(self, policy: str) -> None:
+        """Makes the next measurement of a policy due now, as one of its runs has ended."""
+        if policy in self._due:
+            self._due[policy] = 0.0
+
     def keep(self, name: str, found: MeasuredLag) -> None:
         """Stores a new measurement of a policy."""
         now = time.monotonic()

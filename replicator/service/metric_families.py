@@ -92,7 +92,12 @@ def of_policies(
     lags = {name: lag for name in sorted(policies) if name in found and (lag := found[name].lag) is not None}
     for name, text, key in (
         ("replicator_lag_events", "Changes missing on the target.", "events"),
-        ("replicator_lag_seconds", "Age of the oldest change missing on the target.", "seconds"),
+        ("replicator_lag_seconds", "Age of the oldest change known to be missing on the target.", "seconds"),
+        (
+            "replicator_lag_bound_seconds",
+            "Upper bound of the lag: time since the last complete scan whose findings the target has.",
+            "seconds_bound",
+        ),
         ("replicator_lag_bytes", "Bytes captured but not loaded.", "bytes"),
         (
             "replicator_event_headroom_seconds",
@@ -145,21 +150,34 @@ def _by_database(lags: Mapping[str, Iterable[DatabaseLag]]) -> Iterator[Metric]:
     """Yields the metrics of databases; the rest of a policy's databases have their longest lag, and the sums of their
     events and bytes."""
     labels, name = ["policy", "database"], "replicator_database_lag"
-    seconds = GaugeMetricFamily(f"{name}_seconds", "Age of the oldest change missing on a replica.", labels=labels)
+    seconds = GaugeMetricFamily(f"{name}_seconds", "Age of the oldest change known to be missing.", labels=labels)
+    bound = GaugeMetricFamily(f"{name}_bound_seconds", "Upper bound of a replica's lag.", labels=labels)
     events = GaugeMetricFamily(f"{name}_events", "Changes missing on a replica.", labels=labels)
     size = GaugeMetricFamily(f"{name}_bytes", "Bytes of a database captured but not loaded.", labels=labels)
     for policy, databases in lags.items():
-        ranked = sorted(databases, key=lambda each: (each.db == OTHER, -each.seconds, -each.events, each.db))
+        ranked = sorted(databases, key=lambda each: (each.db == OTHER, -longest(each), -each.events, each.db))
         rest = ranked[DATABASES:]  # including one named so
         for each in ranked[:DATABASES]:
             seconds.add_metric([policy, each.db], each.seconds)
             events.add_metric([policy, each.db], each.events)
             size.add_metric([policy, each.db], each.bytes)
+            if each.seconds_bound is not None:
+                bound.add_metric([policy, each.db], each.seconds_bound)
         if rest:
             seconds.add_metric([policy, OTHER], max(each.seconds for each in rest))
             events.add_metric([policy, OTHER], sum(each.events for each in rest))
             size.add_metric([policy, OTHER], sum(each.bytes for each in rest))
-    yield from (seconds, events, size)
+            bounds = [each.seconds_bound for each in rest if each.seconds_bound is not None]
+            if len(bounds) == len(rest):
+                bound.add_metric([policy, OTHER], max(bounds))
+    yield from (seconds, bound, events, size)
+
+
+def longest(found: DatabaseLag) -> float:
+    """Returns the seconds by which a database may be behind; infinite if no complete scan covers its replica."""
+    if found.seconds_bound is not None:
+        return found.seconds_bound
+    return found.seconds if found.position is None else float("inf")
 
 
 def two_primaries(found: DatabaseLag) -> bool:

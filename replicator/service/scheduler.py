@@ -48,7 +48,8 @@ class Health:
 @dataclass
 class Scheduler:
     """The scheduler of a server. read: reads the configuration again; raises ConfigError. config_file: passed to each
-    run. stopping: ends it. clock: of its lease, in seconds from any origin."""
+    run. stopping: ends it. clock: of its lease, in seconds from any origin. ended: receives the policy of each run that
+    ends here; "" if it has none."""
 
     store: ServiceStore
     read: Callable[[], Config]
@@ -57,6 +58,7 @@ class Scheduler:
     health: Health = field(default_factory=Health)
     lease: float = LEASE
     clock: Callable[[], float] = time.monotonic
+    ended: Callable[[str], None] = lambda policy: None
 
     def __post_init__(self) -> None:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
@@ -235,6 +237,8 @@ class Scheduler:
                     extra={"service_run": id, "job": child.job, "exit_code": ended.exit_code},
                 )
                 del self._children[id]
+                job = self.jobs.get(child.job)
+                self.ended(job.policy or "" if job else child.job.partition(":")[2])
                 continue
             timeout = self._timeout(child.job)
             if child.wanted:

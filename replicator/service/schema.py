@@ -130,6 +130,7 @@ lag_sample = Table(
     Column("headroom_seconds", Float(53)),
     Column("at_least", Boolean, nullable=False),
     Column("error", Text, nullable=False),
+    Column("seconds_bound", Float(53)),
 )
 """The lag of policies over time; see `series`."""
 

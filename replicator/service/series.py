@@ -35,7 +35,8 @@ COARSE = 900.0
 @dataclass(frozen=True)
 class LagSample:
     """A policy's lag at a time (seconds since 1970 by the store's clock). status: "unknown" if it could not be
-    measured; then `error` contains the reason and the metrics are None. at_least: a side did not answer."""
+    measured; then `error` contains the reason and the metrics are None. at_least: a side did not answer.
+    seconds_bound: the upper bound of the lag; None if it is not known."""
 
     policy: str
     at: float
@@ -46,6 +47,7 @@ class LagSample:
     headroom_seconds: float | None
     at_least: bool
     error: str
+    seconds_bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def lag_samples(store: ServiceStore, policy: str, *, since: float, after: float,
 
 def lag_peaks(store: ServiceStore, policy: str, *, since: float, parts: int) -> list[tuple[float, float | None]]:
     """Divides the time since `since` into at most `parts` parts, oldest first: returns the last time and the longest
-    lag of each, None if a value is unknown. The database aggregates them: a day has thousands of values."""
+    lag of each by its upper bound, None if a value is unknown. The database aggregates them: a day has thousands of
+    values."""
     mine = (lag_sample.c.policy == policy, lag_sample.c.at >= since)
     with store.transaction() as connection:
         first, last = connection.execute(
@@ -91,9 +94,9 @@ def lag_peaks(store: ServiceStore, policy: str, *, since: float, parts: int) -> 
         rows = connection.execute(
             select(
                 func.max(lag_sample.c.at),
-                func.max(lag_sample.c.seconds),
+                func.max(lag_sample.c.seconds_bound),
                 func.count(),
-                func.count(lag_sample.c.seconds),
+                func.count(lag_sample.c.seconds_bound),
             )
             .where(*mine)
             .group_by(part)
@@ -124,7 +127,7 @@ def thin(store: ServiceStore, keep: float) -> None:
     quarter = cast(lag_sample.c.at / COARSE, BigInteger)
     place = func.row_number().over(
         partition_by=(lag_sample.c.policy, quarter),
-        order_by=(func.coalesce(lag_sample.c.seconds, -1.0).desc(), lag_sample.c.at.desc()),
+        order_by=(func.coalesce(lag_sample.c.seconds_bound, -1.0).desc(), lag_sample.c.at.desc()),
     )
     ranked = select(lag_sample.c.policy, lag_sample.c.at, place.label("place")).where(lag_sample.c.at < now - FINE)
     found = ranked.subquery()
@@ -192,7 +195,8 @@ def _sample(policy: str, found: MeasuredLag, at: float) -> LagSample:
     lag = found.lag
     if lag is None:
         return LagSample(policy, at, "unknown", None, None, None, None, True, found.error)
-    return LagSample(policy, at, lag.status, lag.events, lag.seconds, lag.bytes, lag.headroom_seconds, lag.at_least, "")
+    sizes = lag.events, lag.seconds, lag.bytes, lag.headroom_seconds
+    return LagSample(policy, at, lag.status, *sizes, lag.at_least, "", lag.seconds_bound)
 
 
 @dataclass

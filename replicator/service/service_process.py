@@ -67,6 +67,7 @@ def run_service(settings: ServiceSettings) -> None:
         store.prepare()
         scheduler = Scheduler(store, lambda: _read(file), file)
         watch = LagWatch(lambda: scheduler.config, scheduler.stopping)
+        scheduler.ended = watch.soon
 
         def places() -> set[str]:
             return {each.place for each in roots_of(scheduler.config)}

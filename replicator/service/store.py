@@ -51,7 +51,7 @@ def placed(argument: str, id: str, outputs: Path) -> str:
 # ---- store -----------------------------------------------------------------------------------------------------------
 
 
-REVISION = "0005"
+REVISION = "0006"
 """The newest migration that this release knows."""
 
 CONNECTIONS = 8

@@ -50,6 +50,8 @@ POLICY = PolicyView(
     "current",
     0,
     0.0,
+    12.0,
+    "2026-01-01T00:00:00+00:00",
     0,
     900.0,
     None,
@@ -86,7 +88,7 @@ def test_ingestion_needs_somebody_where_no_request_is_to_blame() -> None:
 
 
 def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
-    late = replace(POLICY, status="late", lag_seconds=2460.0, lag_events=7, lag_bytes=2048)
+    late = replace(POLICY, status="late", lag_seconds=60.0, lag_seconds_bound=2460.0, lag_events=7, lag_bytes=2048)
     alerts = [
         OpenAlert("late:west", "1", "late", "west", "west is late", "", 5.0, None, {}),
         OpenAlert("headroom:west", "2", "headroom", "west", "little room", "keep more", 6.0, None, {}),
@@ -96,7 +98,7 @@ def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
     (need,) = needs(STATUS, [late], [replace(JOB, last=RUN)], alerts, BESIDE)
     texts = [(each.text, each.hint, each.since) for each in need.causes]
     assert texts == [
-        ("41 min behind (objective 15 min): 7 events and 2.0 KiB wait", "", 5.0),
+        ("up to 41 min behind (objective 15 min): 7 events and 2.0 KiB wait", "", 5.0),
         ("the last run: failed: it broke", "mend it", NOW),
         ("little room", "keep more", 6.0),
         ("full", "free it", 7.0),
@@ -110,7 +112,7 @@ def test_one_cause_is_said_once_with_its_hint() -> None:
     failed = replace(RUN, message=broken, hint="start it")
     (need,) = needs(STATUS, [blocked], [replace(JOB, last=failed)], [], BESIDE)
     assert [(each.text, each.hint) for each in need.causes] == [(f"target: {broken}", "start it")]
-    assert behind_text(blocked) == "its lag is not known"
+    assert behind_text(replace(blocked, lag_seconds_bound=None)) == "its lag is not known"
 
 
 def test_a_retry_at_work_hides_no_failure() -> None:
@@ -175,7 +177,10 @@ def test_the_service_itself_comes_first() -> None:
 
 def test_a_policy_that_cannot_be_measured_says_so() -> None:
     assert behind_text(replace(POLICY, lag_seconds=None)) == "its lag is not known yet"
-    assert behind_text(POLICY) == "nothing waits"
+    as_of = "as of 2026-01-01 00:00:00 UTC, when the last complete scan began: at most 12 s behind"
+    assert behind_text(POLICY) == as_of
+    unscanned = replace(POLICY, lag_seconds_bound=None, covered_until=None)
+    assert behind_text(unscanned) == "its lag is not known: no complete scan covers it"
 
 
 @pytest.mark.parametrize("frame", [WIDE, NARROW])

@@ -108,14 +108,14 @@ def test_the_lag_before_yesterday_is_the_worst_of_each_quarter(
         for number in range(8):
             for ago in (60.0, 3 * 86_400.0):
                 seconds = None if number == 1 else float(number % 5)
-                record_lag(store, LagSample("p", now - ago + number, "behind", 1, seconds, 1, None, False, ""))
+                record_lag(store, LagSample("p", now - ago + number, "behind", 1, 0.0, 1, None, False, "", seconds))
         record_root(store, RootSample("/r", now - 40 * 86_400.0, 1, 1, 0, ""))
         record_root(store, RootSample("/r", now, 2, 2, 0, ""))
         record_root(store, RootSample("/r", now, 2, 2, 0, ""))  # may run twice
         for _ in range(2):
             thin(store, 30 * 86_400.0)
             found = lag_samples(store, "p", since=0, after=0, limit=100)
-            assert [each.seconds for each in found if each.at < now - 86_400] == [4.0]
+            assert [each.seconds_bound for each in found if each.at < now - 86_400] == [4.0]
             assert len([each for each in found if each.at >= now - 86_400]) == 8
             today = {"since": now - 86_400}
             fine = [(now - 60.0 + number, None if number == 1 else float(number % 5)) for number in range(8)]

@@ -16,10 +16,12 @@ FAILURES = 5
 
 
 def enough(lag: dict[str, Any], max_seconds: float | None, max_events: int | None) -> bool:
-    """Whether a lag, as the hook tells it, is small enough. One that is known only "at least" is not."""
+    """Returns True if a lag is small enough: its seconds by the upper bound, which also counts changes without an event
+    that no scan has found yet. A lag without a bound, or known only "at least", is not."""
     if lag.get("status") in ("blocked", "none") or lag.get("at_least") or lag.get("unreachable"):
         return False
-    within = max_seconds is None or float(lag["seconds"]) <= max_seconds
+    bound = lag.get("seconds_bound")
+    within = max_seconds is None or (bound is not None and float(bound) <= max_seconds)
     return within and (max_events is None or int(lag["events"]) <= max_events)
 
 
@@ -59,12 +61,12 @@ class ReplicatorLagTrigger(BaseTrigger):
                     yield TriggerEvent({"status": "error", "message": str(error)})
                     return
             else:
-                self.log.info("%s lags %s s, %s events", self.policy, lag["seconds"], lag["events"])
+                self.log.info("%s lags at most %s s, %s events", self.policy, lag.get("seconds_bound"), lag["events"])
                 if enough(lag, self.max_seconds, self.max_events):
                     yield TriggerEvent({"status": "success", "lag": {name: lag[name] for name in KEPT if name in lag}})
                     return
             await asyncio.sleep(self.poke_interval)
 
 
-KEPT = ("policy", "status", "events", "seconds", "bytes", "event", "source_event")
+KEPT = ("policy", "status", "events", "seconds", "seconds_bound", "covered_until", "bytes", "event", "source_event")
 """Of a lag, for XCom."""

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
 from cmroot.errors import Error
+from cmroot.root import ChangeRoot
 from cmroot.store.place import join
 from replicator.captures.events.notification_log import change_manager
 from replicator.captures.events.scope import Patterns, newest_event, read_reach
@@ -196,7 +197,7 @@ class _Check:
             self._look("replicas", lambda: policy_health.judge_target(direction.pairs, direction.target, root_id))
         self._look("events", lambda: self._reach(direction.source, cursor))
         self._look("slot", lambda: policy_health.judge_slot(self.policy, root, direction.pairs))
-        self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction))))
+        self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction, root))))
 
     def _formats(self, direction: _Direction) -> list[Finding]:
         self.not_replicated, unseen = policy_health.find_left_out(self.policy, direction.pairs, direction.source)
@@ -232,11 +233,17 @@ class _Check:
         reach = read_reach(source, cursor)
         return metastores.judge_reach(reach, now=self._clock(), schedule=self.policy.schedule)
 
-    def _lags(self, direction: _Direction) -> Iterator[Status]:
+    def _lags(self, direction: _Direction, root: ChangeRoot | None) -> Iterator[Status]:
         for pair in direction.pairs:
             if pair.position is not None and pair.matches:
+                mine = root if root is not None and pair.made_from == root.id else None
                 yield status(
-                    direction.target, pair.replica, source=direction.source, source_db=pair.name, clock=self._clock
+                    direction.target,
+                    pair.replica,
+                    source=direction.source,
+                    root=mine,
+                    source_db=pair.name,
+                    clock=self._clock,
                 )
 
     def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:

@@ -230,14 +230,9 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
     elif slot is None:
         found.append(Finding("slot", "ok", f"{policy.slot} does not exist yet: the first run creates it"))
     elif slot.given_up:
-        found.append(
-            Finding(
-                "slot",
-                "critical",
-                f"{slot.name} was invalidated at {slot.given_up}: files that it needed may have been deleted",
-                f"`replicator cm slots drop {slot.name}`, then run the policy: it bootstraps, copying only differences",
-            )
-        )
+        text = f"{slot.name} was invalidated at {slot.given_up}: files that it needed may have been deleted"
+        hint = f"`replicator cm slots drop {slot.name}`, then run the policy: it bootstraps, copying only differences"
+        found.append(Finding("slot", "critical", text, hint))
     elif slot.awaits:
         found.append(Finding("slot", "ok", f"{slot.name} awaits {slot.awaits}"))
     else:
@@ -249,17 +244,21 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
 
 
 def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
-    """Checks the largest lag of the databases; those that were not replicated yet have none."""
+    """Checks the largest lag of the databases, by its upper bound; those that were not replicated yet have none."""
     behind = [report for report in reports if report.lag_seconds is not None]
     if not behind:
         return Finding("lag", "ok", "nothing is replicated yet: the first run bootstraps")
-    most = max(behind, key=lambda report: report.lag_seconds or 0.0)
-    lag, limit = most.lag_seconds or 0.0, policy.max_lag.total_seconds() if policy.max_lag else None
+    most = max(behind, key=_bound)
+    lag, limit = _bound(most), policy.max_lag.total_seconds() if policy.max_lag else None
+    uncovered = [report.db for report in behind if report.lag_seconds_bound is None]
     figures = (
         Figure("lag", lag, "s", limit and limit * NEAR, limit),
         Figure("lag_events", max(report.lag_events or 0 for report in behind)),
     )
-    text = f"{duration_text(lag)}, {count_text(most.lag_events or 0, 'event')} ({most.db})"
+    if uncovered and (limit is None or lag <= limit):
+        text = f"no complete scan covers {_listed(uncovered)}: changes without an event are not counted"
+        return Finding("lag", "unknown", text, "run the policy without --no-scan", figures)
+    text = f"at most {duration_text(lag)}, {count_text(most.lag_events or 0, 'event')} ({most.db})"
     if limit is not None and lag > limit:
         hint = "check whether runs fail or take too long"
         return Finding("lag", "critical", f"{text}; max_lag is {duration_text(limit)}", hint, figures)
@@ -270,6 +269,10 @@ def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
     if limit is not None and lag > limit * NEAR:
         return Finding("lag", "warning", f"{text}; max_lag is {duration_text(limit)}", "run the policy soon", figures)
     return Finding("lag", "ok", text, figures=figures)
+
+
+def _bound(report: Status) -> float:
+    return report.lag_seconds or 0.0 if report.lag_seconds_bound is None else report.lag_seconds_bound
 
 
 def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:

@@ -309,15 +309,22 @@ def behind_text(policy: PolicyView) -> str:
     """Describes in words how far a policy is behind."""
     if policy.lag_seconds is None:
         return "its lag is not known yet"
-    if not policy.lag_seconds and not policy.lag_events:
-        return "nothing waits" if policy.status not in UNSURE else "its lag is not known"
+    if policy.lag_seconds_bound is None or policy.covered_until is None:
+        return (
+            "its lag is not known: no complete scan covers it"
+            if policy.status not in UNSURE
+            else "its lag is not known"
+        )
+    if not policy.lag_events:
+        as_of = f"as of {policy.covered_until[:19].replace('T', ' ')} UTC, when the last complete scan began"
+        return f"{as_of}: at most {duration_text(policy.lag_seconds_bound)} behind"
     objective = f" (objective {duration_text(policy.objective_seconds)})" if policy.objective_seconds else ""
     waits = (
         f": {count_text(policy.lag_events, 'event')} and {size_text(policy.lag_bytes or 0)} wait"
         if policy.lag_events
         else ""
     )
-    return f"{duration_text(policy.lag_seconds)} behind{objective}{waits}"
+    return f"up to {duration_text(policy.lag_seconds_bound)} behind{objective}{waits}"
 
 
 def _about(alert: OpenAlert) -> str:

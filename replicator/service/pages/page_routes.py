@@ -185,6 +185,7 @@ def overview(request: Request, visitor: Visiting) -> Response:
         "needs": ill,
         "fresh": [each for each in policies if each.status == "none" or not each.measured],
         "policies": [(each, behind_text(each)) for each in policies],
+        "states": {each.subject: each.word for each in ill},
         "jobs": {each.name: each for each in jobs},
         "of_policies": {each.policy: each for each in jobs if each.syncs},
         "compared_of": {name: each for name, each in serving.watch.compared.items() if who.may("viewer", name)},

@@ -143,7 +143,7 @@ def one_policy(
     lag = lags_of(serving).get(policy)
     runs = remembered.runs.runs if remembered.runs else []
     ends = [
-        LagPoint(seconds_of(each.ended), each.lag_seconds, each.status in ("failed", "killed"), each.status)
+        LagPoint(seconds_of(each.ended), each.lag_seconds_bound, each.status in ("failed", "killed"), each.status)
         for each in runs
         if each.ended
     ]

@@ -124,7 +124,7 @@ class JobList:
 @dataclass(frozen=True)
 class PolicyView:
     """A policy with its last measured lag; the metrics are None before the first measurement, and if a side does not
-    answer."""
+    answer. lag_seconds_bound, covered_until: as `seconds_bound` and `covered_until` of `replicator lag`."""
 
     name: str
     source: str
@@ -134,6 +134,8 @@ class PolicyView:
     status: str
     lag_events: int | None
     lag_seconds: float | None
+    lag_seconds_bound: float | None
+    covered_until: str | None
     lag_bytes: int | None
     objective_seconds: float | None
     headroom_seconds: float | None

@@ -107,6 +107,8 @@ def _view(policy: Policy, measured: MeasuredLag | None) -> PolicyView:
         status=lag.status if lag else "unknown",
         lag_events=lag.events if lag else None,
         lag_seconds=lag.seconds if lag else None,
+        lag_seconds_bound=lag.seconds_bound if lag else None,
+        covered_until=iso(lag.covered_until) if lag else None,
         lag_bytes=lag.bytes if lag else None,
         objective_seconds=policy.max_lag.total_seconds() if policy.max_lag else None,
         headroom_seconds=lag.headroom_seconds if lag else None,
