@@ -13,17 +13,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.__main__ import DOCUMENT
 from benchmarks.measure import Outcome, record
 from msgspec.structs import replace
+from plain_tables import PlainDatabase
 from postgres import running_postgres
 
 from cmroot.store.place import Place
 from replicator.commands.demos.spark_sql import SparkSql
+from replicator.commands.status import lag
 from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.connections import MetastoreConfig
@@ -38,7 +40,7 @@ from replicator.policies.run import Remembering
 from soaking.comparing import differences
 from soaking.grounds import ClusterGround, DiskGround
 from soaking.mortals import Follower, Killer, Server
-from soaking.watching import METADATA, Marks, Poller
+from soaking.watching import METADATA, BoundWatcher, Marks, Poller
 from soaking.writers import PlainWriter, SqlWriter
 
 DATABASES = ["soak_plain", "soak_sql"]
@@ -51,7 +53,9 @@ SPARK = {"spark.hadoop.hive.metastore.failure.retries": "3", "spark.hadoop.hive.
 class Soaked:
     """What happened. `lags`: by kind of mark, seconds: count, p50, p95, p99, longest. `never_seen`: marks that were
     waiting in the end. `broken`: partitions that a reader saw before their file. `status`: same, or different.
-    `blind`: differences that were made on the target in the end, and who did not see them."""
+    `blind`: differences that were made on the target in the end, and who did not see them. `bounds`: the lag's upper
+    bound against the age of the oldest file without an event that the target lacked, in seconds; `too low` must be
+    0."""
 
     status: str = "different"
     seconds: float = 0.0
@@ -72,10 +76,12 @@ class Soaked:
     differences: list[str] = field(default_factory=list)
     policy_ended_by_itself: bool = False
     blind: list[str] = field(default_factory=list)
+    bounds: dict[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
         bad = self.never_seen or self.broken or self.policy_ended_by_itself or self.blind
+        bad = bad or self.bounds.get("too low")
         return self.status == "same" and not bad
 
 
@@ -157,14 +163,31 @@ class Soak:
         killer = Killer(
             [source, target, follower, *self._ground.mortals], self._asked.kill_every or 1, self._new_dice()
         )
+        watcher = self._bounds(source) if isinstance(self._ground, DiskGround) else None
         follower.start()
         try:
-            self._follow(here, there, follower, killer, poller, writers)
+            self._follow(here, there, follower, killer, poller, [*writers, *([watcher] if watcher else [])])
         finally:
             follower.kill()
         if self.soaked.status == "same":
             self.soaked.blind = list(self._not_seen(here, there))
         self._tell(writers, killer, marks, poller, keys)
+        if watcher is not None:
+            self.soaked.bounds = {
+                "samples": len(watcher.bounds),
+                "too low": len(watcher.too_low),
+                "unknown": watcher.unknown,
+                "longest bound": max(watcher.bounds, default=0.0),
+                "longest age": round(max(watcher.ages, default=0.0), 3),
+            }
+
+    def _bounds(self, source: Server) -> BoundWatcher:
+        own = ThriftMetastore(source.running.uri, timeout=20)
+        quiet = PlainDatabase(own, "soak_plain", Path(self._ground.data))
+        config = str(self._here / "replicator.toml")
+        watcher = BoundWatcher(quiet, self._here / "replica" / "soak_plain.db", lambda: lag("soak", config=config))
+        watcher.begin()
+        return watcher
 
     def _follow(
         self,
@@ -173,7 +196,7 @@ class Soak:
         follower: Follower,
         killer: Killer,
         poller: Poller,
-        writers: list[PlainWriter | SqlWriter],
+        writers: Sequence[PlainWriter | SqlWriter | BoundWatcher],
     ) -> None:
         self._until_there(there)
         began = time.monotonic()
@@ -191,7 +214,7 @@ class Soak:
         self.soaked.policy_ended_by_itself = follower.ended()
         follower.stop()
 
-    def _write(self, began: float, writers: list[PlainWriter | SqlWriter]) -> float:
+    def _write(self, began: float, writers: Sequence[PlainWriter | SqlWriter | BoundWatcher]) -> float:
         """Waits while others write and kill; the time at which writing ended."""
         while time.monotonic() - began < self._asked.seconds and not any(writer.error for writer in writers):
             time.sleep(0.5)
@@ -322,6 +345,13 @@ def outcome_of(soaked: Soaked) -> Outcome:
         f"{len(soaked.broken)} partitions shown before their files; differences that were made then and not seen: "
         f"{', '.join(soaked.blind) or 'none'}.",
     ]
+    if bounds := soaked.bounds:
+        outcome.remarks.append(
+            f"The lag's upper bound, in {bounds['samples']:,.0f} measurements beside a writer without events: up to "
+            f"{bounds['longest bound']:.0f} s; the oldest file that the target lacked was up to "
+            f"{bounds['longest age']:.0f} s old, and older than the bound {bounds['too low']:.0f} times. While a side did "
+            f"not answer, {bounds['unknown']:.0f} times, there was none."
+        )
     return outcome
 
 

@@ -11,9 +11,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
+
+from plain_tables import PlainDatabase
 
 from replicator.errors import Error
 from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.lag import Lag
 
 POLL = 0.1
 METADATA = "metadata"  # an alter of the table `marks`: a property tells the newest mark
@@ -101,3 +105,59 @@ class Poller(threading.Thread):
             self._marks.seen(kind, mark, now)
         location = self._target.table(db, "days").location
         return [(mark, f"{location}/p={mark}") for mark in shown]
+
+
+QUIET = "quiet"  # a table that gets files, and no event
+BETWEEN = 1.0  # seconds between files, and between measurements of the lag
+
+
+class BoundWatcher(threading.Thread):
+    """Writes files without an event, and compares the lag's upper bound with the age of the oldest file that the target
+    lacks, by the writer's own clock. `too_low`: (bound, age) in seconds, where the bound was lower; `unknown`: how
+    often there was no bound, as a side did not answer."""
+
+    def __init__(self, source: PlainDatabase, replica: Path, measure: Callable[[], Lag]) -> None:
+        super().__init__(name="bounds", daemon=True)
+        self._source, self._replica, self._measure = source, replica, measure
+        self._written: dict[str, float] = {}
+        self._over = threading.Event()
+        self.ages: list[float] = []
+        self.bounds: list[float] = []
+        self.too_low: list[tuple[float, float]] = []
+        self.unknown = 0
+        self.error: BaseException | None = None
+
+    def begin(self) -> None:
+        self._source.table(QUIET)
+
+    def run(self) -> None:
+        try:
+            while not self._over.wait(BETWEEN):
+                name = f"f{len(self._written)}"
+                self._source.write(QUIET, {name: f"{name}\n"})
+                self._written[name] = time.time()
+                with contextlib.suppress(Error):
+                    self._compare()
+        except BaseException as error:  # reported by who waits for the end
+            self.error = error
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+        if self.error:
+            raise self.error
+
+    def _compare(self) -> None:
+        began = time.time()
+        bound = self._measure().seconds_bound
+        if bound is None:
+            self.unknown += 1
+            return
+        directory = self._replica / QUIET
+        there = {each.name for each in directory.iterdir()} if directory.exists() else set()
+        missing = [at for name, at in self._written.items() if name not in there]  # also during the measurement
+        age = began - min(missing, default=began)
+        self.ages.append(max(0.0, age))
+        self.bounds.append(bound)
+        if bound < age:
+            self.too_low.append((bound, age))
