@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from replicator.commands.demo import metastore_start as metastore_start
     from replicator.commands.demo import metastore_status as metastore_status
     from replicator.commands.demo import metastore_stop as metastore_stop
-    from replicator.commands.diagnose import DiagnoseOptions as DiagnoseOptions
-    from replicator.commands.diagnose import diagnose as diagnose
     from replicator.commands.drill import DrillOptions as DrillOptions
     from replicator.commands.drill import drill as drill
     from replicator.commands.dump import DumpOptions as DumpOptions
@@ -164,6 +162,8 @@ if TYPE_CHECKING:
     from replicator.commands.verify import VerifyOptions as VerifyOptions
     from replicator.commands.verify import repair as repair
     from replicator.commands.verify import verify as verify
+    from replicator.service.diagnosis import DiagnoseOptions as DiagnoseOptions
+    from replicator.service.diagnosis import diagnose as diagnose
     from replicator.service.metrics import MetricsOptions as MetricsOptions
     from replicator.service.metrics import metrics as metrics
     from replicator.service.service_process import ServeOptions as ServeOptions
@@ -241,7 +241,6 @@ _COMMANDS = {
         "cm_expire",
         "CmExpireOptions",
     ),
-    "diagnose": ("diagnose", "DiagnoseOptions"),
     "drill": ("drill", "DrillOptions"),
     "dump": ("dump", "DumpOptions"),
     "housekeeping": (
@@ -333,6 +332,7 @@ _OF_SERVICE = (
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
 _MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.service_process")
 _MODULES |= dict.fromkeys(("metrics", "MetricsOptions"), "replicator.service.metrics")
+_MODULES |= dict.fromkeys(("diagnose", "DiagnoseOptions"), "replicator.service.diagnosis")
 
 
 _RENAMED = {

@@ -15,11 +15,11 @@ from replicator.cli.status import FOUND
 from replicator.cli.status import lines as check_lines
 from replicator.commands.demo import demo as run_demo
 from replicator.commands.demo import metastore_start, metastore_status, metastore_stop
-from replicator.commands.diagnose import diagnose as run_diagnose
-from replicator.commands.diagnosis.collect import Diagnosed
 from replicator.commands.init import Initialized
 from replicator.commands.init import init as run_init
 from replicator.errors import UsageError
+from replicator.service.diagnosis import Diagnosed
+from replicator.service.diagnosis import diagnose as run_diagnose
 
 
 @click.command()

@@ -349,8 +349,8 @@ def outcome_of(soaked: Soaked) -> Outcome:
         outcome.remarks.append(
             f"The lag's upper bound, in {bounds['samples']:,.0f} measurements beside a writer without events: up to "
             f"{bounds['longest bound']:.0f} s; the oldest file that the target lacked was up to "
-            f"{bounds['longest age']:.0f} s old, and older than the bound {bounds['too low']:.0f} times. While a side did "
-            f"not answer, {bounds['unknown']:.0f} times, there was none."
+            f"{bounds['longest age']:.0f} s old, and older than the bound {bounds['too low']:.0f} times. "
+            f"{bounds['unknown']:.0f} times there was none, as a side did not answer."
         )
     return outcome
 

@@ -11,10 +11,10 @@ from leaks import search
 
 import replicator
 from replicator.cli.main import cli, run
-from replicator.commands.diagnosis.sources import OVERRIDDEN, Mask, environment, is_secret_name, secrets, settings
 from replicator.core.config import read_config
 from replicator.core.logging import LogConfig
 from replicator.errors import Refused
+from replicator.service.diagnosis_sources import OVERRIDDEN, Mask, environment, is_secret_name, secrets, settings
 
 SECRETS = {
     "password": "hunter2/of+prod",

@@ -99,6 +99,18 @@ def test_imports_point_down_the_floors() -> None:
     assert upwards == [], "what they import is above them"
 
 
+def test_no_two_rooms_import_each_other() -> None:
+    arrows = {(top_room(module), top_room(each)) for module, path in MODULES.items() for each in imports(path)}
+    arrows = {(one, other) for one, other in arrows if one and other and one != other}
+    assert {frozenset(pair) for pair in arrows if pair[::-1] in arrows} == set()
+
+
+def top_room(module: str) -> str:
+    """The top room of a module; none for the public names of `replicator` itself."""
+    parts = module.split(".")
+    return "cmroot" if parts[0] == "cmroot" else ".".join(parts[:2]) if len(parts) > 1 else ""
+
+
 def floor(module: str) -> int:
     return ROOMS[room(module)][0]
 

@@ -1,121 +1,40 @@
-"""Settings: every key of the configuration with its value and where that is from, and the environment that commands
-read. Secrets are masked where they stand; `secrets` finds those that a run would use, to mask them elsewhere, too.
-"""
+"""The sources of a diagnosis: every key of the configuration with its value and origin, the environment, the roots, and
+the machine. Reads files and stores; starts neither Spark nor a metastore."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
+import locale
 import os
+import platform
 import re
+import resource
+import shutil
+import socket
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, distributions, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 import msgspec
 import msgspec.inspect
 
 from cmroot.lease import decode_holder, held_at
 from cmroot.root import DIRECTORIES, open_existing
-from cmroot.store.place import Place
+from cmroot.store.place import Place, is_local
 from replicator.core.config import Config
 from replicator.core.connections import is_reference, read_secret
 from replicator.core.policy import KEYS
 from replicator.errors import ConfigError
+from replicator.metastore.java import find_java
 from replicator.policies.memory import POLICIES
-
-# ---- masking ---------------------------------------------------------------------------------------------------------
-# Masking: secrets leave a text or value before it is written. Those that are known by value go in every spelling,
-# others by the names that they stand under and by the places where tools write them.
-
-
-MASKED = "***"
-SHORTEST = 4
-"""Characters: a shorter secret would be found in half of all words."""
-
-_NAMES = r"pass(?:word|wd|phrase)|secret|token|credential|jwt|cookie|authorization|signature"
-_NAMES += r"|(?:api|access|account|private|shared|signing|encryption)[-_.]?key"
-SECRET_NAME = re.compile(rf"{_NAMES}|^sas$|[._]sas[._]", re.IGNORECASE)
-"""Of a key or variable whose value is one. Names of files and of switches are none: see NO_SECRET."""
-
-NO_SECRET = re.compile(r"(?:file|path|keytab|dir|principal|name|provider|class|user|require_token|by)$", re.IGNORECASE)
-
-ACCOUNTS = re.compile(r"account\.key\.|[._]sas\.", re.IGNORECASE)
-"""Of names that end with an account's or a container's, which may be any word."""
-
-_PATTERNS = (
-    (re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@'\"]*@"), rf"\1{MASKED}@"),  # user and password in a URL
-    (re.compile(r"\b((?:Bearer|Basic|Negotiate)\s+)[\w.~+/=-]{8,}"), rf"\1{MASKED}"),
-    (re.compile(rf"((?:{_NAMES})[\w.-]*[\"']?\s*[=:]\s*([\"']))(?:(?!\2).)*(?=\2)", re.I), rf"\1{MASKED}"),
-    (re.compile(rf"((?:{_NAMES})[\w.-]*(?:\s*[=:]\s*))(?!file:|env:|command:)[^\s\"'&;,)]+", re.I), rf"\1{MASKED}"),
-    (re.compile(rf"(--[\w-]*(?:{_NAMES})[\w-]*\s+)(?!file:|env:|command:|-)\S+", re.I), rf"\1{MASKED}"),
-    (re.compile(r"([?&](?:sig|X-Amz-[A-Za-z]+|AWSAccessKeyId)=)[^&\s\"']+", re.IGNORECASE), rf"\1{MASKED}"),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASKED),
-)
-
-
-class Mask:
-    """Takes secrets out of texts, and of values of JSON."""
-
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """secrets: known by their values; those shorter than SHORTEST are not looked for."""
-        spelled = {each for secret in secrets if len(secret) >= SHORTEST for each in _spellings(secret)}
-        longest_first = sorted(spelled, key=lambda each: (-len(each), each))
-        self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-    def text(self, text: str) -> str:
-        if self._known is not None:
-            text = self._known.sub(MASKED, text)
-        for pattern, instead in _PATTERNS:
-            text = pattern.sub(instead, text)
-        return text
-
-    def value(self, value: Any) -> Any:
-        """The same without secrets; keys of mappings tell which texts are."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(str(key)): self.named(str(key), each) for key, each in value.items()}
-        if isinstance(value, list | tuple | set | frozenset):
-            return [self.value(each) for each in value]
-        return value if isinstance(value, int | float | bool) or value is None else self.text(str(value))
-
-    def named(self, name: str, value: Any) -> Any:
-        """A value by the name that it stands under."""
-        if is_secret_name(name) and isinstance(value, str) and value:
-            return reference_text(value) or MASKED
-        return self.value(value)
-
-
-def is_secret_name(name: str) -> bool:
-    return bool(SECRET_NAME.search(name)) and bool(ACCOUNTS.search(name) or not NO_SECRET.search(name))
-
-
-def reference_text(text: str) -> str:
-    """A reference to a secret as it may be shown: of a command its program only; "" for a text that is none."""
-    kind, _, place = text.partition(":")
-    if kind in ("file", "env") and place:
-        return text
-    return f"command:{place.split()[0]} {MASKED}" if kind == "command" and place.strip() else ""
-
-
-def address_text(url: str) -> str:
-    """Of a URL whose path may be a secret, as a webhook's: where it leads."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}/{MASKED}"
-
-
-def _spellings(secret: str) -> Iterable[str]:
-    """As it is, in URLs, as hexadecimal digits, as base64, and as JSON has it."""
-    data = secret.encode(errors="surrogateescape")
-    encoded = base64.b64encode(data).decode().rstrip("=")
-    return secret, quote(secret), quote(secret, safe=""), data.hex(), encoded, secret.replace("\\", "\\\\")
-
+from replicator.service.diagnosis_bundle import MASKED, Mask, address_text, is_secret_name, reference_text
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
@@ -398,3 +317,96 @@ def _files(root: Place, clock: Callable[[], float]) -> dict[str, Any]:
         "complete": looked == len(names),
         "estimate": round(counted / looked * len(names)) if looked else 0,
     }
+
+
+# ---- machine ---------------------------------------------------------------------------------------------------------
+# The machine: versions of all that runs here, and what it runs on. Starts neither Spark nor a metastore.
+
+
+DISTRIBUTIONS = 2000
+"""Installed packages that are named; an environment with more is somebody's whole machine."""
+
+
+def versions(env: Mapping[str, str]) -> dict[str, Any]:
+    """Of this program, Python, and every installed package. Java and Spark are parts of their own: each may be missing
+    by itself."""
+    found = sorted({(each.metadata["Name"] or "?", each.version) for each in distributions()}, key=str)
+    return {
+        "replicator": _version("replicator"),
+        "installed_at": str(Path(__file__).parents[1]),
+        "python": sys.version,
+        "implementation": platform.python_implementation(),
+        "executable": sys.executable,
+        "prefix": sys.prefix,
+        "packages": dict(found[:DISTRIBUTIONS]),
+        "packages_left_out": max(0, len(found) - DISTRIBUTIONS),
+        "programs": {name: shutil.which(name, path=env.get("PATH")) for name in ("java", "spark-submit", "hdfs")},
+    }
+
+
+def java(env: Mapping[str, str]) -> dict[str, Any]:
+    """The one that Spark and embedded metastores get. Raises JavaError."""
+    found = find_java(env)
+    return {"version": found.version, "home": str(found.home), "origin": found.origin}
+
+
+def spark(env: Mapping[str, str]) -> dict[str, Any]:
+    """The one that a run would start. Raises PackageNotFoundError."""
+    return {"pyspark": version("pyspark"), "SPARK_HOME": env.get("SPARK_HOME")}
+
+
+def system(now: float) -> dict[str, Any]:
+    """What it runs on; sizes in bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "system": platform.platform(),
+        "release": _first_line("/etc/os-release", "PRETTY_NAME="),
+        "machine": platform.machine(),
+        "host": socket.gethostname(),
+        "user": os.getuid(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_limit": _first_line("/sys/fs/cgroup/cpu.max"),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_limit": _first_line("/sys/fs/cgroup/memory.max"),
+        "open_files": [soft, hard],
+        "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        "time_zone": list(time.tzname),
+        "locale": locale.setlocale(locale.LC_CTYPE, None),
+        "file_names": sys.getfilesystemencoding(),
+        "container": Path("/.dockerenv").exists() or bool(os.environ.get("KUBERNETES_SERVICE_HOST")),
+    }
+
+
+def disks(places: Iterable[str]) -> dict[str, Any]:
+    """Sizes and free bytes of the local filesystems of places, by place; of one that is not there yet, of the nearest
+    directory above it."""
+    found = {}
+    for place in places:
+        if not is_local(place):
+            continue
+        path = Path(place.removeprefix("file://")).absolute()
+        while not path.exists():
+            path = path.parent
+        free = os.statvfs(path)
+        found[place] = {
+            "size": free.f_frsize * free.f_blocks,
+            "free": free.f_frsize * free.f_bavail,
+            "files_free": free.f_favail,
+            "looked_at": str(path),
+        }
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed as a package"
+
+
+def _first_line(path: str, begin: str = "") -> str | None:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.removeprefix(begin).strip('"') for line in lines if line.startswith(begin)), None)

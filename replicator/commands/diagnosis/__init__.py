@@ -1,1 +1,0 @@
-"""Diagnosis: one file for a support case, without secrets."""
