@@ -128,15 +128,19 @@ def test_a_database_that_no_scan_covered_has_no_bound(made: Lab, clock: Clock) -
     assert lag_of(made, clock).status == "current"
 
 
-def test_a_scan_of_limited_time_covers_a_database_once_its_last_table_was_scanned(made: Lab, clock: Clock) -> None:
-    scanned = clock.now
-    for number in range(2):
-        made.db().table(f"n{number}", {"one": TEXT})
-    clock.now += 10.0
-    only_capture(made, clock, scan_time=timedelta(0))  # one batch has all of its tables
-    made.sync(clock=clock, scan=False)
-    found = lag_of(made, clock)
-    assert found.covered_until is not None and scanned < found.covered_until <= clock.now
+def test_a_scan_of_limited_time_covers_a_database_when_its_last_table_was_scanned(
+    made: Lab, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.db().table("u", {"one": TEXT})
+    made.db("b").table("t", {"one": TEXT})
+    made.sync(clock=clock)
+    monkeypatch.setattr("replicator.captures.walk.TABLE_BATCH", 1)
+    began, covered = clock.now, []
+    for _ in range(4):  # the two tables of the first database, that of the second one, the first table again
+        clock.now += 10.0
+        only_capture(made, clock, scan_time=timedelta(0))
+        covered.append([(each.covered_until or 0) - began for each in lag_of(made, clock).databases])
+    assert covered == [[0, 0], [10, 0], [10, 10], [10, 10]]
 
 
 def test_merged_segments_have_the_same_coverage(made: Lab, clock: Clock) -> None:
