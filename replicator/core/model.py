@@ -249,6 +249,48 @@ class Constraint(Value, frozen=True, omit_defaults=True):
         return f"{self.kind} {self.name} ({', '.join(self.columns)}){to}{value}"
 
 
+USER, ROLE, GROUP = "USER", "ROLE", "GROUP"
+
+
+class Grant(Value, frozen=True, omit_defaults=True):
+    """A privilege of the metastore's own authorization on an object. `kind`: USER, ROLE or GROUP, of the principal;
+    `grantor_kind`: the same of the grantor; `option`: the principal may grant it to others; `column`: one column of the
+    object, empty for the object itself."""
+
+    principal: str
+    kind: str
+    privilege: str
+    grantor: str = ""
+    grantor_kind: str = USER
+    option: bool = False
+    column: str = ""
+
+    def __str__(self) -> str:
+        """Formats the grant for messages."""
+        column = f" ({self.column})" if self.column else ""
+        option = " with grant option" if self.option else ""
+        return f"{self.privilege}{column} to {self.kind.lower()} {self.principal}{option}, by {self.grantor or 'none'}"
+
+
+class Member(Value, frozen=True, omit_defaults=True):
+    """A principal that has a role. `kind`: USER, ROLE or GROUP; `option`: it may give the role to others."""
+
+    principal: str
+    kind: str
+    option: bool = False
+
+    def __str__(self) -> str:
+        """Formats the member for messages."""
+        return f"{self.kind.lower()} {self.principal}{' with admin option' if self.option else ''}"
+
+
+class RoleMembers(Value, frozen=True, omit_defaults=True):
+    """A role with its members, ordered."""
+
+    name: str
+    members: tuple[Member, ...] = ()
+
+
 class NotificationEvent(Value, frozen=True, omit_defaults=True):
     """One row of the metastore's notification log, as sent. `time` is in seconds. `catalog`: None for the catalog that
     was queried."""

@@ -8,13 +8,27 @@ raises CommitOutcomeUnknown. Other server errors raise MetastoreError, ObjectNot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from replicator.core.connections import MetastoreConfig
-from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.core.model import (
+    Constraint,
+    Database,
+    Function,
+    Grant,
+    Member,
+    NotificationEvent,
+    Partition,
+    RoleMembers,
+    Statistics,
+    Table,
+)
 from replicator.errors import MetastoreError
 from replicator.metastore.traffic import Traffic
+
+if TYPE_CHECKING:
+    from replicator.metastore.grants import Granted, On
 
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
 EVENT_BATCH = 10_000  # 2.3 reads its entire log on every call and truncates afterwards: small pages are quadratic
@@ -172,6 +186,27 @@ class MetastoreReader(Protocol):
         """Returns the foreign keys of all tables of a database, in one call."""
         ...
 
+    def keeps_grants(self) -> bool:
+        """Returns True if the server has calls for grants and roles."""
+        ...
+
+    def grants(self, databases: Collection[str]) -> Granted:
+        """Returns the grants on databases and on their tables, columns and partitions, by one call for each type."""
+        ...
+
+    def all_grants(self, databases: Collection[str]) -> Granted:
+        """Returns the same as `grants`, by another call, which returns the objects of all types at once."""
+        ...
+
+    def roles(self, names: Iterable[str]) -> dict[str, RoleMembers]:
+        """Returns roles with their members, and the roles among these in turn; missing and built-in ones are
+        omitted."""
+        ...
+
+    def added_members(self, role: str) -> frozenset[Member]:
+        """Returns the members of a role that `grant_role` added."""
+        ...
+
     def unknown_fields(self) -> dict[str, list[int]]:
         """Returns sent fields that the bindings do not know, by struct name; empty if nothing would be lost."""
         ...
@@ -236,6 +271,28 @@ class Metastore(MetastoreReader, Protocol):
         ...
 
     def drop_constraint(self, db: str, table: str, name: str) -> None: ...
+
+    def grant_privileges(self, some: Sequence[tuple[On, Grant]]) -> None:
+        """Grants privileges in batches. Raises MetastoreError, and changes nothing of a batch, if one exists already or
+        the server refuses it."""
+        ...
+
+    def revoke_privileges(self, some: Sequence[tuple[On, Grant]]) -> None:
+        """Revokes privileges in batches. A server ignores the grantor: of several equal grants it revokes any. Raises
+        MetastoreError, and changes nothing of a batch, if one does not exist."""
+        ...
+
+    def create_role(self, name: str) -> None:
+        """Creates a role. Raises MetastoreError if it exists."""
+        ...
+
+    def grant_role(self, role: str, member: Member) -> None:
+        """Gives a role to a principal, with replicator as the grantor. Raises MetastoreError if it has the role."""
+        ...
+
+    def revoke_role(self, role: str, member: Member) -> None:
+        """Takes a role from a principal. Raises MetastoreError if it does not have the role."""
+        ...
 
     def set_table_statistics(self, statistics: Statistics) -> None: ...
 

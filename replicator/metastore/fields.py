@@ -150,6 +150,8 @@ NEW_FIELDS: dict[str, dict[int, str]] = {
     "PrimaryKeysRequest": {3: "string catName"},
     "ForeignKeysRequest": {5: "string catName"},
     "DropConstraintRequest": {4: "string catName"},
+    "HiveObjectRef": {6: "string catName"},
+    "HiveObjectPrivilege": {5: "string authorizer"},
 }
 
 # Rows of 2.3 that are read with another type; the bytes on the wire are the same. Bit vectors are text in 2.3 and bytes

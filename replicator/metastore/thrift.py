@@ -22,6 +22,7 @@ from replicator.metastore import requests as convert
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
 from replicator.metastore.concurrency import side_by_side
 from replicator.metastore.connection import Connections
+from replicator.metastore.grants import GrantCalls
 from replicator.metastore.newer_servers import DriftGuard, InCatalog, StatisticsCalls
 from replicator.metastore.requests import ConstraintCalls, Send
 from replicator.metastore.traffic import Traffic
@@ -76,7 +77,7 @@ def connect(metastore: str | MetastoreConfig) -> ThriftMetastore:
     return ThriftMetastore(metastore)
 
 
-class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
+class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls):
     """The implementation of `client.Metastore`; `timeout`: seconds for one response (None: as configured), `retries`:
     of a read."""
 
