@@ -57,6 +57,7 @@ def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]
 # ---- apply -----------------------------------------------------------------------------------------------------------
 
 
+_OF_TABLE = ("constraints", "parents", "grants")
 _ROW = [name for name in FILES.names if name != "since"]
 
 
@@ -83,8 +84,8 @@ class Fold(Inventory):
             case kinds.DropDatabase(db=db):
                 for name in self.table_names(db):
                     self._drop_table(db, name, at)
-                self._db.execute("DELETE FROM functions WHERE db = ?", (db,))
-                self._db.execute("DELETE FROM databases WHERE name = ?", (db,))
+                for kind, key in (("functions", "db"), ("databases", "name"), ("roles", "db"), ("grants", "db")):
+                    self._db.execute(f"DELETE FROM {kind} WHERE {key} = ?", (db,))
             case kinds.CreateTable(table=table):
                 self._drop_table(table.db, table.name, at)
                 self._db.execute(
@@ -121,6 +122,10 @@ class Fold(Inventory):
                 )
             case kinds.DropFunction(db=db, name=name):
                 self._db.execute("DELETE FROM functions WHERE db = ? AND name = ?", (db, name))
+            case kinds.SetGrants():
+                self._set_grants(change)
+            case kinds.SetRoles(db=db, roles=roles):
+                self._db.execute("INSERT OR REPLACE INTO roles VALUES (?, ?)", (db, msgspec.json.encode(roles)))
             case kinds.SetConstraints(db=db, table=table_name, constraints=constraints):
                 self._set_constraints(self._table_id(db, table_name), constraints)
             case kinds.SetStatistics(db=db, table=table_name, statistics=statistics):
@@ -289,10 +294,11 @@ class Fold(Inventory):
             "UPDATE partitions SET name = ?, location = ?, columns = ?, body = ?, touched = ?, listed = 0 WHERE id = ?",
             (change.name, location, columns, body, at, row[0]),
         )
-        self._db.execute(
-            "UPDATE OR REPLACE statistics SET partition = ? WHERE table_id = ? AND partition = ?",
-            (change.name, table_id, change.before),
-        )
+        for table in ("statistics", "grants"):
+            self._db.execute(
+                f"UPDATE OR REPLACE {table} SET partition = ? WHERE table_id = ? AND partition = ?",
+                (change.name, table_id, change.before),
+            )
         if location != row[1] and not change.moved:
             self._forget_files(table_id, row[0], at)
             self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
@@ -303,9 +309,24 @@ class Fold(Inventory):
         table_id = self._table_id(db, name)
         if table_id is not None:
             self.ends.of_table(table_id, at)
-            for table in ("files", "directories", "statistics", "partitions", "formats", "constraints", "parents"):
+            for table in (*_OF_TABLE, "files", "directories", "statistics", "partitions", "formats"):
                 self._db.execute(f"DELETE FROM {table} WHERE table_id = ?", (table_id,))
             self._db.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+
+    def _set_grants(self, change: kinds.SetGrants) -> None:
+        """Stores grants of a table by its id, which a rename keeps; those of a database by its name."""
+        table_id = self._table_id(change.db, change.table) if change.table else 0
+        if table_id is None:
+            return
+        owner = (table_id, "" if table_id else change.db)
+        self._db.executemany(
+            "DELETE FROM grants WHERE table_id = ? AND db = ? AND partition = ?",
+            [(*owner, partition) for partition in change.grants],
+        )
+        self._db.executemany(
+            "INSERT INTO grants VALUES (?, ?, ?, ?)",
+            [(*owner, name, msgspec.json.encode(some)) for name, some in change.grants.items() if some],
+        )
 
     def _set_constraints(self, table_id: int | None, constraints: Sequence[Constraint]) -> None:
         if table_id is None:
@@ -327,7 +348,8 @@ class Fold(Inventory):
             if row is not None:
                 self._forget_files(table_id, row[0], at)
                 self._db.execute("DELETE FROM partitions WHERE id = ?", row)
-                self._db.execute("DELETE FROM statistics WHERE table_id = ? AND partition = ?", (table_id, name))
+                for table in ("statistics", "grants"):
+                    self._db.execute(f"DELETE FROM {table} WHERE table_id = ? AND partition = ?", (table_id, name))
 
     def _forget_files(self, table_id: int, partition_id: int, at: int) -> None:
         self.ends.of_object(table_id, partition_id, at)

@@ -38,7 +38,7 @@ from replicator.captures.manifest import (
     walk_constraints,
 )
 from replicator.captures.recording import Captured, Intercepts, Recording
-from replicator.captures.scanning import BucketNotices, Scan
+from replicator.captures.scanning import BucketNotices, GrantScan, Scan
 from replicator.captures.snapshot_diff import CaptureSnapshots, sweep_made
 from replicator.captures.unlistable import (
     Key,
@@ -71,6 +71,7 @@ class CaptureSettings:
     and tables. deep: also compare partitions one by one. scan_time: examine tables for about this long and continue
     after them in the next capture; new and dropped tables are always found.
     constraints: read the constraints of all tables from a server that does not announce every change of them.
+    grants: compare grants and roles with the metastore, if the scan compares tables.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
     keeper: how bytes are retained: auto (the best that each store supports), link, version, snapshot, native, copy or
     none.
@@ -85,6 +86,7 @@ class CaptureSettings:
     compare: bool = True
     deep: bool = False
     constraints: bool = False
+    grants: bool = True
     repair: bool = False
     keeper: str = "auto"
     s3_events: Mapping[str, str] = field(default_factory=dict)
@@ -118,6 +120,8 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 elif options.scan or run.holed:
                     looked += run.scan.everything(compare=options.compare or run.holed, deep=options.deep or run.holed)
                 run.settle([parse_name(text) for text in options.empty])
+                if options.grants and (run.holed or (options.scan and options.compare)):
+                    run.read_grants()
                 run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
                 report = run.publish()
                 report.warnings += sweep_made(root.place, manifest)
@@ -367,6 +371,12 @@ class _Run:
         for db in sorted(self._manifest.scope() & existing):
             self._observe_constraints(db, self._manifest.table_names(db))
         note_known(self._manifest)
+
+    def read_grants(self) -> None:
+        """Records differences of grants, as no event announces them."""
+        scan = GrantScan(self._source, self._log, self.scan.walked)
+        if scan.is_due():
+            scan.read()
 
     def _observe_constraints(self, db: str, tables: Sequence[str]) -> None:
         for change in walk_constraints(self._source, self._manifest, db, tables):

@@ -15,7 +15,17 @@ import pyarrow as pa
 
 from cmroot.log.captured import FILES, RELEASE
 from cmroot.store.place import join
-from replicator.core.model import Column, Constraint, Database, Function, Partition, Statistics, Table
+from replicator.core.model import (
+    Column,
+    Constraint,
+    Database,
+    Function,
+    Grant,
+    Partition,
+    RoleMembers,
+    Statistics,
+    Table,
+)
 from replicator.core.not_replicated import Format
 
 _PAGE = 10_000
@@ -53,6 +63,14 @@ class KnownFile:
     checksum: str | None
     kept: bool
     version: str | None = None
+
+
+GRANT_TABLES = """
+CREATE TABLE IF NOT EXISTS grants (table_id INTEGER, db TEXT, partition TEXT, body BLOB,
+  PRIMARY KEY (table_id, db, partition)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS roles (db TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
+"""
+"""Added to manifests of earlier releases: of a table by its id, of a database by its name."""
 
 
 class Inventory:
@@ -171,6 +189,25 @@ class Inventory:
 
     def constraints(self, db: str, name: str) -> tuple[Constraint, ...]:
         found = self._bodies(tuple[Constraint, ...], "constraints WHERE table_id = ?", self._table_id(db, name))
+        return found[0] if found else ()
+
+    def grants(self, db: str, name: str = "") -> dict[str, tuple[Grant, ...]]:
+        """Returns the grants of a table and its columns (""), and of its partitions; without a name, those of the
+        database ("")."""
+        owner = (self._table_id(db, name), "") if name else (0, db)
+        rows = self._db.execute("SELECT partition, body FROM grants WHERE table_id = ? AND db = ?", owner)
+        return {partition: msgspec.json.decode(body, type=tuple[Grant, ...]) for partition, body in rows}
+
+    def granted_tables(self, db: str) -> set[str]:
+        """Returns the tables of a database with grants."""
+        rows = self._db.execute(
+            "SELECT DISTINCT t.name FROM grants g JOIN tables t ON t.id = g.table_id WHERE t.db = ?", (db,)
+        )
+        return {name for (name,) in rows}
+
+    def roles(self, db: str) -> tuple[RoleMembers, ...]:
+        """Returns the roles to which objects of a database are granted."""
+        found = self._bodies(tuple[RoleMembers, ...], "roles WHERE db = ?", db)
         return found[0] if found else ()
 
     def children(self, db: str, name: str) -> list[tuple[str, str]]:

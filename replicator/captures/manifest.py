@@ -24,7 +24,7 @@ from cmroot.store.place import Place
 from replicator.captures.apply import Fold, Rename, has_files
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord, decode_line
-from replicator.captures.inventory import DataObject, Inventory
+from replicator.captures.inventory import GRANT_TABLES, DataObject, Inventory
 from replicator.core.grouping import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
 from replicator.metastore.client import MetastoreReader
@@ -73,7 +73,7 @@ class Manifest(Inventory):
             for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 self._db.execute(f'DROP TABLE "{name}"')
             self._db.executescript(_SCHEMA + f"PRAGMA user_version={VERSION};")
-        self._db.executescript(_INDEXES)
+        self._db.executescript(_INDEXES + GRANT_TABLES)
         self._db.execute("BEGIN")
         self._fold = Fold(self._db)
         if self.recall("formats") is None:
@@ -249,7 +249,7 @@ class Manifest(Inventory):
 
 
 TABLE_BATCH = 500
-KNOWN = "constraints"  # state of a manifest, and of a segment that leads to it: they have been read once
+GRANTS, KNOWN = "grants", "constraints"  # state of a manifest, and of a segment that leads to it: read once
 Name = tuple[str, str]
 
 
@@ -438,8 +438,9 @@ def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -
         for batch in segment.file_batches():
             rows = pa.Table.from_batches([batch])
             manifest.apply_files(rows.filter(pc.less_equal(rows["position"], last)), renames)
-        if last == segment.last and segment.metadata.get(KNOWN):
-            note_known(manifest)
+        for key in (KNOWN, GRANTS) if last == segment.last else ():
+            if segment.metadata.get(key):
+                manifest.remember(key, "read")
         manifest.forget_ended()  # the log contains them
         manifest.mark_known()
         manifest.commit()

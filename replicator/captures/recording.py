@@ -24,7 +24,7 @@ from cmroot.store.place import Place
 from replicator.captures.apply import Rename
 from replicator.captures.events.record import Change, ChangeRecord, EventsRead, encode
 from replicator.captures.inventory import KnownFile
-from replicator.captures.manifest import Manifest, is_known
+from replicator.captures.manifest import GRANTS, Manifest, is_known
 from replicator.captures.unlistable import Sight, sight_at
 from replicator.captures.walk import ScannedTables
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
@@ -176,6 +176,7 @@ class Recording:
                 keeper=keeper,
                 databases=self.report.databases,
                 constraints=is_known(self.manifest),
+                grants=self.manifest.recall(GRANTS) is not None,
                 **covered,
                 **sight.about(),
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time as clocks
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -23,12 +23,19 @@ from cmroot.store.listing import changed_directories
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority
 from replicator.captures.events.notification_log import decode, read_events
-from replicator.captures.events.record import Change
+from replicator.captures.events.record import Change, SetGrants, SetRoles
+from replicator.captures.manifest import GRANTS
 from replicator.captures.recording import Recording
 from replicator.captures.snapshot_diff import CaptureSnapshots, SnapshotDiff, bases
 from replicator.captures.unlistable import Refusals
 from replicator.captures.walk import Turns, note_engines, refresh_tables, walk_database
-from replicator.metastore.client import MetastoreReader
+from replicator.core.grouping import batched
+from replicator.core.model import ROLE, Column, Grant, RoleMembers, partition_name
+from replicator.core.not_replicated import NotReplicated
+from replicator.core.text import count_text
+from replicator.errors import MetastoreError
+from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.grants import Granted, other_authorizer
 
 # ---- notifications of S3 buckets -------------------------------------------------------------------------------------
 
@@ -301,3 +308,96 @@ class Scan:
             change = decode(event).change
             found.update(() if change.is_marker else change.tables or (None,))
         return found
+
+
+# ---- grants ----------------------------------------------------------------------------------------------------------
+# Grants and roles, which no event announces. A server returns those of all its databases at once, so they are read
+# after each complete scan; with a time limit, after the last part of a round, and the first time.
+
+
+class GrantScan:
+    """The reading of grants by one capture. walked: databases that this capture has read for the first time."""
+
+    def __init__(self, source: MetastoreReader, log: Recording, walked: Collection[str]) -> None:
+        self._source, self._log, self._known, self._walked = source, log, log.manifest, walked
+        self._is_first = self._known.recall(GRANTS) is None
+
+    def is_due(self) -> bool:
+        """Returns False if grants were read since the last round of scans with a time limit began."""
+        scanned = self._log.report.scanned
+        return scanned is None or self._is_first or self._known.recall(GRANTS) != str(scanned.since)
+
+    def read(self) -> None:
+        """Records the differences of grants and roles. Grants that the source does not enforce, and those that another
+        authorizer stores, are reported as not replicated."""
+        databases = self._databases()
+        if not databases or not self._source.keeps_grants():
+            return
+        try:
+            found = self._source.grants(databases)
+            other = other_authorizer(self._source)
+            roles = {} if other else self._source.roles(sorted(found.roles()))
+        except MetastoreError as error:
+            if error.transient:
+                raise
+            self._lack(dict.fromkeys(databases, f"its grants could not be read: {error.message}"))
+            return
+        self._lack({db: f"{_counted(count)} are not replicated" for db, count in found.others.items()})
+        if other:
+            self._leave_to(other, {db for db, _, _ in found.grants})
+            return
+        for db in sorted(databases):
+            self._compare(db, found)
+            self._compare_roles(db, found, roles)
+        scanned = self._log.report.scanned
+        self._known.remember(GRANTS, str(scanned.since) if scanned else "read")
+
+    def _databases(self) -> set[str]:
+        return {each.name for each in self._known.databases() if not each.connector}
+
+    def _lack(self, reasons: Mapping[str, str]) -> None:
+        self._log.report.not_replicated += [NotReplicated(db, reasons[db]) for db in sorted(reasons)]
+
+    def _leave_to(self, other: str, databases: Collection[str]) -> None:
+        self._lack(dict.fromkeys(databases, f"its grants are not replicated: {other} authorizes access at the source"))
+        self._log.report.warnings.append(f"no grants were read: {self._source.uri} leaves authorization to {other}")
+
+    def _compare(self, db: str, found: Granted) -> None:
+        now: dict[str, dict[str, tuple[Grant, ...]]] = {}
+        keys: dict[str, tuple[Column, ...]] = {}
+        for table, values, grants in found.objects(db):
+            if values and table not in keys:
+                known = self._known.table(db, table)
+                keys[table] = known.partition_keys if known else ()
+            if len(values) in (0, len(keys.get(table, ()))):
+                name = partition_name(keys[table], values) if values else ""
+                now.setdefault(table, {})[name] = grants
+        self._observe(db, "", now.pop("", {}))
+        for table in sorted(now.keys() | self._known.granted_tables(db)):
+            if self._known.table(db, table) is not None:
+                self._observe(db, table, now.get(table, {}))
+
+    def _observe(self, db: str, table: str, now: Mapping[str, tuple[Grant, ...]]) -> None:
+        before = self._known.grants(db, table)
+        changed = [name for name in sorted(now.keys() | before.keys()) if now.get(name, ()) != before.get(name, ())]
+        first = self._is_first and db not in self._walked
+        for some in batched(changed, PARTITION_BATCH):
+            grants = {name: now.get(name, ()) for name in some}
+            self._log.observe(SetGrants(db=db, table=table, grants=grants, first=first))
+
+    def _compare_roles(self, db: str, found: Granted, roles: Mapping[str, RoleMembers]) -> None:
+        """Records the roles with grants in the database, and the roles that have these roles, in turn."""
+        waiting = [each.principal for _, _, grants in found.objects(db) for each in grants if each.kind == ROLE]
+        needed: dict[str, RoleMembers] = {}
+        while waiting:
+            name = waiting.pop()
+            if name in roles and name not in needed:
+                needed[name] = roles[name]
+                waiting += [each.principal for each in roles[name].members if each.kind == ROLE]
+        now = tuple(needed[name] for name in sorted(needed))
+        if now != self._known.roles(db):
+            self._log.observe(SetRoles(db=db, roles=now))
+
+
+def _counted(count: Mapping[str, int]) -> str:
+    return ", ".join(f"{count_text(number, 'grant')} of {name}" for name, number in sorted(count.items()))

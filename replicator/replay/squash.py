@@ -21,7 +21,7 @@ from cmroot.store.place import join
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import ChangeRecord
 from replicator.captures.events.scope import UnreadEvents
-from replicator.core.model import Constraint, Database, Function, Partition, Statistics, Table
+from replicator.core.model import Constraint, Database, Function, Partition, RoleMembers, Statistics, Table
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.placement import relative
 
@@ -97,6 +97,7 @@ class Lineage:
     statistics: dict[str | None, Statistics] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)  # the `before` of all fates
     constraints: tuple[Constraint, ...] | None = None
+    grants: dict[str, kinds.SetGrants] = field(default_factory=dict)  # last record of the table (""), and of partitions
 
     @property
     def now(self) -> Name | None:
@@ -151,6 +152,8 @@ class Squashed:
     unknown: UnreadEvents = field(default_factory=UnreadEvents)
     bootstrap: bool = False
     dropped_at: dict[str, int] = field(default_factory=dict)  # database -> position of its last drop
+    grants: dict[str, kinds.SetGrants] = field(default_factory=dict)  # of databases themselves
+    roles: dict[str, tuple[RoleMembers, ...]] = field(default_factory=dict)  # by database
 
     def lineage_at(self, db: str, table: str, position: int) -> Lineage | None:
         """Returns the lineage that had this name at a position; None if there is no such lineage."""
@@ -196,6 +199,8 @@ class _Fold:
                 self._retired(self.out.databases.get(db) is not None)
                 self.out.databases[db] = None
                 self.out.dropped_at[db] = at
+                self.out.grants.pop(db, None)
+                self.out.roles.pop(db, None)
                 for name in [name for name in self._current if name[0] == db]:
                     self._end(name, at)
                 for name in [name for name in self.out.functions if name[0] == db]:
@@ -224,6 +229,12 @@ class _Fold:
                 self._lineage((db, name))
             case kinds.SetConstraints(db=db, table=name, constraints=constraints):
                 self._lineage((db, name)).constraints = constraints
+            case kinds.SetGrants(db=db, table=""):
+                self.out.grants[db] = change
+            case kinds.SetGrants(db=db, table=name, grants=grants):
+                self._lineage((db, name)).grants.update(dict.fromkeys(grants, change))
+            case kinds.SetRoles(db=db, roles=roles):
+                self.out.roles[db] = roles
             case kinds.SetStatistics(db=db, table=name, statistics=statistics):
                 lineage = self._lineage((db, name))
                 lineage.statistics.update({each.partition: each for each in statistics})
@@ -305,6 +316,7 @@ class _Fold:
             if change.replace:
                 fate.since, fate.recreated = at, True
                 lineage.statistics.pop(name, None)
+                lineage.grants.pop(name, None)
 
     def _alter_partition(self, change: kinds.AlterPartition, at: int) -> None:
         lineage = self._lineage((change.db, change.table))
@@ -320,6 +332,9 @@ class _Fold:
             statistics = lineage.statistics.pop(change.before, None)
             if statistics is not None:
                 lineage.statistics[change.name] = msgspec.structs.replace(statistics, partition=change.name)
+            if (granted := lineage.grants.pop(change.before, None)) is not None:
+                grants = {change.name: granted.grants[change.before]}
+                lineage.grants[change.name] = msgspec.structs.replace(granted, grants=grants)
         else:
             fate = self._fate(lineage, change.name, at)
             self._retired(fate.last < at)
@@ -334,6 +349,7 @@ class _Fold:
         self._retired(known)
         fate.now, fate.last, fate.since, fate.recreated = None, at, at, True
         lineage.statistics.pop(name, None)
+        lineage.grants.pop(name, None)
 
 
 def surviving_partitions(

@@ -191,7 +191,8 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     `not_replicated`: objects that a load cannot replicate exactly; `formats`: tables that loads leave out because of
     their format, with the reason; `empty`: tables and partitions (`db.table/p=1`) without a directory that the operator
     has declared empty; `held`: bytes of all files in scope at `end`, if an increment removes files; `constraints`: True
-    if the source's constraints are known, so that a table without constraints in the dump has none."""
+    if the source's constraints are known, so that a table without constraints in the dump has none; `grants`: the same,
+    of grants."""
 
     id: str
     kind: Kind
@@ -218,6 +219,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     empty: tuple[str, ...] = ()
     held: int | None = None
     constraints: bool = False
+    grants: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from replicator.captures.dumps.writer import DumpWriter
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.events.scope import Patterns, UnreadEvents, matches_name
-from replicator.captures.manifest import Manifest, is_known, read_records
+from replicator.captures.manifest import GRANTS, Manifest, is_known, read_records
 from replicator.captures.unlistable import Uncaptured, gaps, left_out, remembered, remembered_connectors, sight_at
 from replicator.core.grouping import batched
 from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged
@@ -151,6 +151,10 @@ class Content:
             self._put(kinds.CreateDatabase(database=database))
             for function in self._manifest.functions(db):
                 self._put(kinds.CreateFunction(function=function))
+            if grants := self._manifest.grants(db):
+                self._put(kinds.SetGrants(db=db, grants=grants))
+            if roles := self._manifest.roles(db):
+                self._put(kinds.SetRoles(db=db, roles=roles))
             names = [name for name in self._manifest.table_names(db) if self._selection.patterns.match(name)]
             with self._progress.task(f"dump {db}", total=len(names)) as advance:
                 for name in names:
@@ -167,7 +171,7 @@ class Content:
             )
 
     def _export(self, db: str, name: str) -> None:
-        """Writes a complete table: itself, its partitions, statistics, constraints and files."""
+        """Writes a complete table: itself, its partitions, statistics, constraints, grants and files."""
         table = self._manifest.table(db, name)
         if table is None:
             return
@@ -188,6 +192,11 @@ class Content:
             statistics = [each for each in statistics if not each.partition or matches_name(wanted, each.partition)]
         for some in batched(statistics, PARTITIONS_PER_RECORD):
             self._put(kinds.SetStatistics(db=db, table=name, statistics=tuple(some)))
+        grants = self._manifest.grants(db, name)
+        if wanted:
+            grants = {part: some for part, some in grants.items() if not part or matches_name(wanted, part)}
+        for parts in batched(sorted(grants), PARTITIONS_PER_RECORD):
+            self._put(kinds.SetGrants(db=db, table=name, grants={part: grants[part] for part in parts}))
         self._export_files(db, name, wanted)
 
     def _export_files(self, db: str, name: str, wanted: PartitionFilter | None) -> None:
@@ -326,6 +335,7 @@ class Content:
             empty=tuple(self._empty()),
             held=self._held(),
             constraints=is_known(self._manifest),
+            grants=self._manifest.recall(GRANTS) is not None,
         )
 
 

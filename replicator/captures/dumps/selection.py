@@ -176,6 +176,9 @@ def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
         case kinds.SetStatistics(statistics=statistics):
             some = tuple(each for each in statistics if not each.partition or matches_name(wanted, each.partition))
             return msgspec.structs.replace(change, statistics=some) if some else None
+        case kinds.SetGrants(grants=grants):
+            kept_grants = {name: each for name, each in grants.items() if not name or matches_name(wanted, name)}
+            return msgspec.structs.replace(change, grants=kept_grants) if kept_grants else None
         case kinds.ChangeFiles(partition=partition) if partition and not matches_name(wanted, partition):
             return None
         case _:

@@ -1,8 +1,9 @@
-"""Properties common to all changes, so that code that counts, selects or shows them need not know their kinds."""
+"""Properties common to all changes, so that code that counts, selects or shows them need not know their kinds; and the
+changes of grants, which `record` adds to its kinds."""
 
 from __future__ import annotations
 
-from replicator.core.model import Database, Function, Partition, Table, Value
+from replicator.core.model import Database, Function, Grant, Partition, RoleMembers, Table, Value
 
 Name = tuple[str, str]
 """(database, table)."""
@@ -126,3 +127,49 @@ class OfTable(Facts, frozen=True, omit_defaults=True):
     @property
     def touched(self) -> Name:
         return self.db, self.table
+
+
+# ---- grants ----------------------------------------------------------------------------------------------------------
+
+
+class SetGrants(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="set_grants"):
+    """The grants of objects are these from here on, by partition: "" for the table with its columns, or for the
+    database, if `table` is empty. A scan finds them, as no event announces grants. `first`: the first reading of an
+    object that was captured without grants before: a target's own grants on it remain."""
+
+    db: str
+    grants: dict[str, tuple[Grant, ...]]
+    table: str = ""
+    first: bool = False
+
+    @property
+    def touched(self) -> Name | None:
+        return (self.db, self.table) if self.table else None
+
+    @property
+    def touched_db(self) -> str:
+        return self.db
+
+    @property
+    def written_partitions(self) -> tuple[str, ...]:
+        return tuple(name for name in self.grants if name)
+
+    @property
+    def detail(self) -> str:
+        some = [each for grants in self.grants.values() for each in grants]
+        return "; ".join(map(str, some[:2])) + (f" and {len(some) - 2} more" if len(some) > 2 else "") or "no grants"
+
+
+class SetRoles(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="set_roles"):
+    """The roles to which a database's objects are granted, and their members, are these from here on."""
+
+    db: str
+    roles: tuple[RoleMembers, ...] = ()
+
+    @property
+    def touched_db(self) -> str:
+        return self.db
+
+    @property
+    def detail(self) -> str:
+        return "; ".join(f"{each.name}: {', '.join(map(str, each.members)) or 'nothing'}" for each in self.roles)

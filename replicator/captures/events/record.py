@@ -16,6 +16,8 @@ import msgspec
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.names import HINT, LARGEST, check_below, check_name, foreign
 from replicator.captures.events.facts import Facts, Name, OfDatabase, OfTable
+from replicator.captures.events.facts import SetGrants as SetGrants
+from replicator.captures.events.facts import SetRoles as SetRoles
 from replicator.core.model import (
     Column,
     Constraint,
@@ -362,11 +364,12 @@ Change = (
     | DropFunction
     | SetStatistics
     | SetConstraints
+    | SetGrants
+    | SetRoles
     | UnknownEvent
     | EventsRead
     | EventsLost
 )
-
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Moment = Annotated[int, msgspec.Meta(ge=0, le=253402300799)]  # to the end of the year 9999, the maximum of calendars
@@ -400,7 +403,6 @@ def _some(names: tuple[str, ...]) -> str:
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
 # Records as lines of JSON, in the captured log and in dumps, and the checks of lines from untrusted writers.
-
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ChangeRecord)
