@@ -17,6 +17,7 @@ from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.text import PartitionFilter
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
+from replicator.metastore.grants import Principals
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
 # Comparison: both sides, and the names, locations and patterns that map one to its replica.
@@ -29,7 +30,8 @@ Level = Literal["metadata", "size", "crc", "checksum"]
 class Comparison:
     """Parameters of a comparison. rename: (source database, target database) pairs. map_locations: (source prefix,
     target prefix) pairs, required only for partitions and properties with a path outside their table and database.
-    These, patterns and formats must be the same as for the loads. level: how thoroughly files are compared."""
+    These, patterns, formats, grants and principals must be the same as for the loads. level: how thoroughly files are
+    compared."""
 
     source: MetastoreReader
     target: MetastoreReader
@@ -38,6 +40,8 @@ class Comparison:
     patterns: Patterns = field(default_factory=Patterns)
     level: Level = "checksum"
     formats: FormatChoice = SUPPORTED
+    grants: bool = True
+    principals: Principals = field(default_factory=dict)
 
     @cached_property
     def renamed(self) -> dict[str, str]:

@@ -217,6 +217,8 @@ def planned(
         source_root=options.source_root or root.place,
         as_they_are=comparison.formats == AS_THEY_ARE,
         brake=options.brake,
+        grants=comparison.grants,
+        principals=comparison.principals,
         by_difference=ByDifference(
             reread=comparison.level in ("crc", "checksum"),
             drop_extra=options.drop_extra,

@@ -20,14 +20,17 @@ from replicator.captures.unlistable import data_connectors
 from replicator.compare.both_sides import Comparison, Level
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
 from replicator.compare.compare_metadata import MetadataComparison, count_tables
-from replicator.compare.differences import Difference, Differences
+from replicator.compare.differences import Difference, Differences, difference
 from replicator.core.connections import MetastoreConfig
 from replicator.core.engine import AutoEngine
-from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
+from replicator.core.model import ROLE, Grant
+from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, Report, from_property
 from replicator.core.policy import same_metastore
 from replicator.core.runtime import Advance, Runtime
-from replicator.errors import UsageError
+from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.grants import Granted, label, on_target, other_authorizer, role_on_target
+from replicator.replay.server_rules import NO_GRANTS
 
 Later = tuple[FilePair, int, int]  # an object, and the number and bytes of its files still to read
 
@@ -80,6 +83,8 @@ def verify(
         metadata = MetadataComparison(comparison, steps.read)
         pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
         later = _compare_pairs(pairs, level, part, runtime, report, metadata.differences, steps)
+        if comparison.grants:
+            _compare_grants(metadata, comparison, names, tables)
     if later:
         _compare_large(later, level, part, runtime, report, metadata.differences)
     report.objects = metadata.objects
@@ -298,3 +303,84 @@ def changed_by_events(source: MetastoreReader, after: int, db: str, names: Set[s
             changed |= touched_names(decode(event).change)
         after, seen = events[-1].id, seen + len(events)
     return {name for name in names if (db, name) in changed}
+
+
+# ---- grants ----------------------------------------------------------------------------------------------------------
+
+
+def _compare_grants(
+    metadata: MetadataComparison,
+    comparison: Comparison,
+    databases: Sequence[str],
+    tables: Mapping[str, Sequence[str]] | None,
+) -> None:
+    """Compares the grants of databases and tables that both sides have, and the roles that they need. Both sides are
+    read by another call than that of captures and loads."""
+    chosen = dict.fromkeys([*databases, *(tables or ())])
+    sides = [(comparison.source, set(chosen)), (comparison.target, {comparison.replica(db) for db in chosen})]
+    here, there = (side.all_grants(names) if side.keeps_grants() else Granted() for side, names in sides)
+    instead = other_authorizer(comparison.source) or other_authorizer(comparison.target) if here.grants else ""
+    for db in chosen:
+        wanted = {(table, values): on_target(some, comparison.principals) for table, values, some in here.objects(db)}
+        if instead and wanted:
+            reason = f"{NO_GRANTS}{instead} authorizes access to the source or the target"
+            metadata.not_replicated.append(NotReplicated(db, reason))
+            continue
+        found = {(table, values): some for table, values, some in there.objects(comparison.replica(db))}
+        refused = _without_grants(metadata, comparison, db) if wanted or found else {db}
+        names = _comparable_names(comparison, db, None if tables is None else tables.get(db, ()))
+        names |= {""} if db in databases else set()
+        for on in sorted(wanted.keys() | found.keys()):
+            name = label((db, *on))
+            whole = not on[1] or comparison.patterns.filter_of(db, on[0]) is None
+            if on[0] in names and whole and name.partition("/")[0] not in refused:
+                _compare_object(metadata, name, wanted.get(on, ()), found.get(on, ()))
+        if db in databases and db not in refused:
+            _compare_roles(metadata, comparison, db, here)
+
+
+def _without_grants(metadata: MetadataComparison, comparison: Comparison, db: str) -> set[str]:
+    """Returns the objects whose grants the target refused, as its database records, and reports them."""
+    try:
+        parameters = comparison.target.database(comparison.replica(db)).parameters
+    except ObjectNotFound:
+        return {db}
+    said = [each for each in from_property(parameters.get(PROPERTY), db) if each.reason.startswith(NO_GRANTS)]
+    metadata.not_replicated += said
+    return {each.object for each in said}
+
+
+def _comparable_names(comparison: Comparison, db: str, chosen: Sequence[str] | None) -> set[str]:
+    """Returns the selected tables that both sides have."""
+    try:
+        found = set(comparison.source.table_names(db)) & set(comparison.target.table_names(comparison.replica(db)))
+    except ObjectNotFound:
+        return set()
+    return {name for name in found if comparison.patterns.match(name) and (chosen is None or name in chosen)}
+
+
+def _compare_object(metadata: MetadataComparison, name: str, wanted: Sequence[Grant], found: Sequence[Grant]) -> None:
+    for each in sorted(set(wanted) - set(found), key=str):
+        metadata.differences.add(difference(name, "grant missing", str(each), None, each.privilege))
+    for each in sorted(set(found) - set(wanted), key=str):
+        metadata.differences.add(difference(name, "grant extra", None, str(each), each.privilege))
+
+
+def _compare_roles(metadata: MetadataComparison, comparison: Comparison, db: str, here: Granted) -> None:
+    """Compares the members of roles: missing ones, and those that a load added and the source does not have."""
+    roles = {each.principal for _, _, some in here.objects(db) for each in some if each.kind == ROLE}
+    for role in comparison.source.roles(sorted(roles)).values():
+        wanted = role_on_target(role, comparison.principals)
+        if wanted is None:
+            continue
+        found = comparison.target.roles([wanted.name]).get(wanted.name)
+        if found is None:
+            metadata.differences.add(difference(db, "role missing", wanted.name, None))
+            continue
+        principals = {(each.kind, each.principal) for each in found.members}
+        for each in wanted.members:
+            if (each.kind, each.principal) not in principals:
+                metadata.differences.add(difference(db, "role member missing", str(each), None, wanted.name))
+        extra = set(found.members) - set(wanted.members)
+        for each in sorted(extra & comparison.target.added_members(wanted.name) if extra else (), key=str):
+            metadata.differences.add(difference(db, "role member extra", None, str(each), wanted.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,6 +18,7 @@ from replicator.replay.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.replica import LEFT_OUT, has_sources_data, replica_database, replica_function, replica_table
 from replicator.replay.server_rules import (
     NO_CONSTRAINT,
+    NO_GRANTS,
     NO_STATISTICS,
     NO_VIEW,
     NOT_STORED,
@@ -353,6 +354,22 @@ def lack_statistics(plan: Plan, engines: Sequence[str]) -> None:
             ]
         stands = any(each.object == name and each.reason.startswith(STANDING) for each in plan.lacked)
         plan.lacked += [NotReplicated(name, reason) for reason in sorted(lacking) if not stands]
+
+
+def lack_grants(plan: Plan, other: Callable[[], str]) -> None:
+    """Records the databases whose grants would have no effect on the target, and leaves these grants out. other:
+    returns the authorizer in place of the metastore's own."""
+    if not plan.grants:
+        plan.lacked[:] = [each for each in plan.lacked if not each.reason.startswith(NO_GRANTS)]
+        return
+    names = {db for db, change in plan.squashed.grants.items() if any(change.grants.values())}
+    for step in plan.tables:
+        if step.lineage.now and any(change.grants[name] for name, change in step.lineage.grants.items()):
+            names.add(step.lineage.now[0])
+    if names and (instead := other()):
+        reason = f"{NO_GRANTS}{instead} authorizes access to the target; permit it there, or set grants to ignore"
+        plan.lacked += [NotReplicated(name, reason) for name in sorted(names)]
+        plan.grants = False
 
 
 def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:

@@ -19,6 +19,7 @@ from cmroot.store.place import join, normal, parent, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Partition, Storage, Table
 from replicator.core.not_replicated import NotReplicated, merged
+from replicator.metastore.grants import Principals
 from replicator.replay.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
 from replicator.replay.replica import Mark, has_sources_data
 from replicator.replay.retired import Stays
@@ -311,11 +312,11 @@ class Plan:
     dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `overwrite`, `by_difference`: see
     LoadOptions.
     `snapshot`: the load's name in published places, if it publishes by snapshots; `back`: it returns tables published
-    that way to the source's layout. `as_they_are`, `preserve`: see LoadOptions; `left_out`: tables whose files cannot
-    be copied, and views whose SQL is not understood; the target's versions remain. `left`: for dropped tables, the
-    partitions ("": the table) that were relocated away from their files before. `stays`: files that were to be removed
-    but remain. `lacked`: views that earlier loads and this one leave out; objects that the target cannot store. `seen`:
-    the `standing` of existing databases."""
+    that way to the source's layout. `as_they_are`, `preserve`, `grants`, `principals`: see LoadOptions; `left_out`:
+    tables whose files cannot be copied, and views whose SQL is not understood; the target's versions remain. `left`:
+    for dropped tables, the partitions ("": the table) that were relocated away from their files before. `stays`: files
+    that were to be removed but remain. `lacked`: views that earlier loads and this one leave out; objects that the
+    target cannot store. `seen`: the `standing` of existing databases."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -329,6 +330,8 @@ class Plan:
     back: bool = False
     as_they_are: bool = False
     preserve: Collection[str] = ()
+    grants: bool = True
+    principals: Principals = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     create_databases: list[Database] = field(default_factory=list)
     alter_databases: list[Database] = field(default_factory=list)

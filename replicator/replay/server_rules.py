@@ -244,7 +244,8 @@ TRANSLATED = "TRANSLATED_TO_EXTERNAL"
 ACCURATE = "COLUMN_STATS_ACCURATE"
 NO_STATISTICS = "this metastore has no column statistics"  # prefix of the reason why a table has fewer
 NOT_STORED = "this metastore stores no "  # prefix of the reason why an object is missing a field of its own
-STANDING = (NO_CONSTRAINT, NO_STATISTICS, NOT_STORED)
+NO_GRANTS = "without its grants: "  # prefix of the reason why access to an object differs
+STANDING = (NO_CONSTRAINT, NO_STATISTICS, NOT_STORED, NO_GRANTS)
 """Prefixes of reasons that remain valid until a dump brings what an object is missing."""
 
 

@@ -36,7 +36,7 @@ from replicator.replay.apply.planning import LoadSettings, compare, plan_load, r
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.staging import sweep_staging
-from replicator.replay.apply.table_details import ConstraintCommit
+from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
 from replicator.replay.apply.transfer import Cloning, copy_files, missing_files, probe_files
 from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
@@ -125,7 +125,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             late = prune(replay, logs=True)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
-            _commit(replay, commit, constraints, outcome)
+            _commit(replay, commit, constraints, GrantCommit(work), outcome)
             stays = plan.stays.not_replicated(plan.placement.databases)
             outcome.not_replicated = merged(stays, plan.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
@@ -156,7 +156,9 @@ def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
     )
 
 
-def _commit(replay: Replay, commit: Commit, constraints: ConstraintCommit, outcome: Loaded) -> None:
+def _commit(
+    replay: Replay, commit: Commit, constraints: ConstraintCommit, grants: GrantCommit, outcome: Loaded
+) -> None:
     began, plan, progress = clocks.monotonic(), replay.plan, replay.runtime.progress
     commit.databases()
     constraints.drop()
@@ -168,6 +170,7 @@ def _commit(replay: Replay, commit: Commit, constraints: ConstraintCommit, outco
     commit.flip()
     commit.statistics()
     constraints.add()
+    grants.apply()
     _functions(replay, commit)
     commit.recycle_left()
     commit.drop_databases()

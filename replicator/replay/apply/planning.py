@@ -22,13 +22,14 @@ from replicator.core.not_replicated import NotReplicated, Report
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.grants import Principals, other_authorizer
 from replicator.replay.apply.copy_task import COMPARE, CopyReport
 from replicator.replay.apply.existing_objects import differing_objects, refuse_occupied
 from replicator.replay.apply.origins import Roots
 from replicator.replay.apply.transfer import run_files
 from replicator.replay.apply.weighing import Brake, Gone, Weight, excess, shown, weigh
 from replicator.replay.apply.work import Replay
-from replicator.replay.deciding import can_become, lack_constraints, lack_statistics, looked_at, make_plan
+from replicator.replay.deciding import can_become, lack_constraints, lack_grants, lack_statistics, looked_at, make_plan
 from replicator.replay.neighbours import Neighbours
 from replicator.replay.placement import Placement
 from replicator.replay.plan import (
@@ -147,7 +148,9 @@ class LoadSettings:
     by_difference: a bootstrap adopts existing content of the target, and copies only differences (None: it copies all).
     keys: the dump must be signed with one of them (None: it need not be signed).
     brake: the removal limit for the replica (None: no limit).
-    take_over: a load that is recorded as running on the target, and cannot be queried, is known to have ended."""
+    take_over: a load that is recorded as running on the target, and cannot be queried, is known to have ended.
+    grants: grants and roles are replicated, if the dump has them. principals: the target's names of principals that are
+    called otherwise at the source."""
 
     warehouse: str | None = None
     cmroot: str | None = None
@@ -166,6 +169,8 @@ class LoadSettings:
     preserve: Collection[str] = ()
     brake: Brake | None = None
     take_over: bool = False
+    grants: bool = True
+    principals: Principals = field(default_factory=dict)
 
 
 def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings) -> Plan:
@@ -212,6 +217,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         back=bootstrap and options.by_difference is not None and not snapshots,
         as_they_are=options.as_they_are,
         preserve=tuple(options.preserve),
+        grants=options.grants,
+        principals=options.principals,
         seen=seen,
     )
     make_plan(plan, there)
@@ -219,6 +226,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         lack_constraints(plan, target.constraint_kinds())
     if any(each.others for step in plan.tables for each in step.lineage.statistics.values()) or plan.lacked:
         lack_statistics(plan, target.statistics_engines())
+    lack_grants(plan, lambda: other_authorizer(target))
     if snapshots:
         plan.snapshot = plan.metadata.id
         if plan.by_difference is None:

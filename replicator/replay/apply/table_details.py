@@ -1,5 +1,5 @@
-"""Column statistics and constraints of a load's tables. Constraints are dropped before the tables change, and added
-when all tables exist.
+"""Column statistics, constraints and grants of a load's tables. Constraints are dropped before the tables change, and
+added when all tables exist.
 
 A 2.3 server does not change columns of a table that a key refers to, so such constraints are dropped first and restored
 later. Foreign keys are added last, as they require the parent's key. Every step may run twice: it checks the present
@@ -10,22 +10,36 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from replicator.captures.dumps.layout import BOOTSTRAP
+from replicator.captures.events.facts import SetGrants
 from replicator.core.grouping import batched
-from replicator.core.model import FOREIGN_KEY, PRIMARY_KEY, UNIQUE, Constraint, Statistics, Table
+from replicator.core.model import (
+    FOREIGN_KEY,
+    PRIMARY_KEY,
+    UNIQUE,
+    Constraint,
+    Grant,
+    Member,
+    RoleMembers,
+    Statistics,
+    Table,
+    partition_spec,
+)
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
+from replicator.metastore.grants import GRANTS_PER_CALL, On, difference, on_target, role_on_target
 from replicator.replay.apply.work import Work
 from replicator.replay.plan import TablePlan
 from replicator.replay.replica import replica_statistics
 from replicator.replay.server_rules import (
     LACKING,
     NO_CONSTRAINT,
+    NO_GRANTS,
     Lack,
     not_replicated,
     noted_lack,
@@ -36,6 +50,7 @@ from replicator.replay.server_rules import (
 
 Name = tuple[str, str]
 There = dict[Name, tuple[Constraint, ...]]
+Wanted = tuple[tuple[Grant, ...], bool]
 
 
 class ConstraintCommit:
@@ -262,3 +277,114 @@ def _measured(statistics: Statistics) -> Iterator[tuple[str, str]]:
 
 def _columns(step: TablePlan) -> list[str]:
     return [column.name for column in step.table.storage.columns] if step.table and step.table.storage else []
+
+
+# ---- grants ----------------------------------------------------------------------------------------------------------
+
+
+class GrantCommit:
+    """The grants of a load's objects, and the roles that they need, applied when all objects exist. Roles are created
+    if they are missing and never dropped; of their members only those that loads added are removed."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._plan, self._target = work, work.plan, work.target
+        self._principals = self._plan.principals
+        self._sources: dict[On, str] = {}  # the source's name of each object's table or database
+        self._refused: dict[str, str] = {}
+
+    def apply(self) -> None:
+        """Makes the target's grants those of the dump. May run twice."""
+        wanted = self._wanted() if self._plan.grants else {}
+        if not (wanted or (self._plan.grants and self._plan.squashed.roles)) or not self._target.keeps_grants():
+            return
+        self._roles()
+        self._change(wanted)
+        done = {*self._sources.values(), *self._plan.squashed.roles}
+        rest = [each for each in self._plan.lacked if not (each.object in done and each.reason.startswith(NO_GRANTS))]
+        refused = [NotReplicated(name, f"{NO_GRANTS}{why}") for name, why in sorted(self._refused.items())]
+        self._plan.lacked[:] = [*rest, *refused]
+
+    def _wanted(self) -> dict[On, Wanted]:
+        """Returns the wanted grants of objects, and True for those that keep the target's own besides."""
+        whole = self._plan.metadata.kind == BOOTSTRAP and self._plan.metadata.grants
+        found: dict[On, Wanted] = {}
+
+        def add(on: On, source: str, name: str, change: SetGrants | None) -> None:
+            grants = change.grants.get(name, ()) if change else ()
+            found[on] = (on_target(grants, self._principals), change is not None and change.first)
+            self._sources[on] = source
+
+        for source, replica in self._plan.placement.databases.items() if self._has_databases() else ():
+            if (whole or source in self._plan.squashed.grants) and replica in self._plan.checkpoint:
+                add((replica, "", ()), source, "", self._plan.squashed.grants.get(source))
+        for step in self._plan.tables:
+            changes = step.lineage.grants if step.table else {}
+            for name in {*changes, ""} if whole and step.table else changes:
+                add((*step.name, partition_spec(name)[1] if name else ()), step.source, name, changes.get(name))
+        return found
+
+    def _has_databases(self) -> bool:
+        """Returns False for a load of single tables: the grants of the database are not part of it."""
+        difference = self._plan.by_difference
+        single = self._plan.exact and self._plan.metadata.scope.include
+        return not (single or (difference and difference.only_tables))
+
+    def _change(self, wanted: Mapping[On, Wanted]) -> None:
+        there = self._target.grants(set(self._plan.placement.databases.values())).grants
+        tables = {on[:2] for on in wanted if on[1]}
+        if self._plan.metadata.kind == BOOTSTRAP:  # partitions without grants are not named there
+            dropped = {on: ((), False) for on in there if on[2] and on[:2] in tables and on not in wanted}
+            self._sources |= {on: self._sources[*on[:2], ()] for on in dropped}
+            wanted = {**wanted, **dropped}
+        revoke, grant = list[tuple[On, Grant]](), list[tuple[On, Grant]]()
+        for on, (grants, only_add) in wanted.items():
+            change = difference(grants, there.get(on, ()), only_add=only_add)
+            revoke += [(on, each) for each in change.revoke]
+            grant += [(on, each) for each in change.grant]
+        self._send(self._target.revoke_privileges, revoke)
+        self._send(self._target.grant_privileges, grant)
+
+    def _send(self, call: Callable[[Sequence[tuple[On, Grant]]], None], some: Sequence[tuple[On, Grant]]) -> None:
+        """Sends grants in batches; those of a refused batch one by one, so that a refusal affects only one."""
+        for batch in batched(some, GRANTS_PER_CALL):
+            try:
+                call(batch)
+                self._work.changed.count(len(batch))
+            except MetastoreError as error:
+                if error.transient:
+                    raise
+                if len(batch) > 1:
+                    for each in batch:
+                        self._send(call, [each])
+                else:
+                    self._refused[self._sources[batch[0][0]]] = f"the target's metastore refused it: {error}"
+
+    def _roles(self) -> None:
+        for db, roles in self._plan.squashed.roles.items():
+            wanted = [found for each in roles if (found := role_on_target(each, self._principals))]
+            there = self._target.roles([each.name for each in wanted])
+            for each in wanted:
+                if each.name not in there:
+                    self._attempt(db, self._target.create_role, each.name)
+            for each in wanted:
+                self._members(db, each, set(there[each.name].members) if each.name in there else set())
+
+    def _members(self, db: str, role: RoleMembers, there: set[Member]) -> None:
+        """Adds the missing members of a role, and removes those that a load added and the source does not have."""
+        gone = there - set(role.members)
+        for member in sorted(gone & self._target.added_members(role.name), key=str) if gone else ():
+            self._attempt(db, self._target.revoke_role, role.name, member)
+            there.discard(member)
+        known = {(each.kind, each.principal) for each in there}
+        for member in role.members:
+            if (member.kind, member.principal) not in known:
+                self._attempt(db, self._target.grant_role, role.name, member)
+
+    def _attempt(self, db: str, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            call(*arguments)
+            self._work.changed.count()
+        except MetastoreError as error:
+            if error.transient:
+                raise
+            self._refused[db] = f"the target's metastore refused it: {error}"
