@@ -66,7 +66,7 @@ def _shown(*, bars: bool) -> Progress:
 JSON_LINES = "replicator.json_lines"
 """In a context: its command was given --json-lines."""
 
-KNOWN = {"source", "target", "metastore", "keeper", "formats", "warehouse", "external_base"}
+KNOWN = {"source", "target", "metastore", "keeper", "formats", "grants", "principals", "warehouse", "external_base"}
 KNOWN |= {"cmroot", "source_cmroot", "target_cmroot"}
 """What a policy says before [defaults] does."""
 

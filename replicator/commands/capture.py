@@ -18,6 +18,7 @@ from replicator.commands.options import (
     CapturedDatabases,
     DeclaredEmpty,
     DeepScan,
+    GrantsOption,
     KeeperChoice,
     OptionalPolicy,
     ScanChoice,
@@ -51,6 +52,7 @@ class CaptureOptions(Copying, OfPolicy):
     scan_time: ScanTime = None
     deep: DeepScan = False
     repair: Annotated[bool, opt("After lost events, compare everything instead of failing.")] = False
+    grants: GrantsOption = None
     keeper: KeeperChoice = None
     s3_events: Annotated[
         Mapping[str, str] | Sequence[str],
@@ -92,6 +94,7 @@ def capture(options: CaptureOptions) -> Captured:
         scan_time=options.scan_time,
         deep=options.deep,
         repair=options.repair,
+        grants=options.grants != "ignore",
         keeper=options.keeper or "auto",
         s3_events=_queues(options.s3_events),
         empty=options.empty,

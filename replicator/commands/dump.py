@@ -19,6 +19,7 @@ from replicator.commands.options import (
     DeepScan,
     DryRun,
     Formats,
+    GrantsOption,
     KeeperChoice,
     KeyFile,
     Moment,
@@ -65,6 +66,7 @@ class DumpOptions(Selecting):
     scan: ScanChoice = True
     scan_time: ScanTime = None
     deep: DeepScan = False
+    grants: GrantsOption = None
     keeper: KeeperChoice = None
     empty: DeclaredEmpty = ()
     allow_replica: Annotated[bool, opt("Also dump a database that is itself a replica (chained replication).")] = False
@@ -125,6 +127,7 @@ def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[st
             deep=options.deep,
             constraints=whole or options.draining,
             repair=whole,
+            grants=options.grants != "ignore",
             keeper=options.keeper or "auto",
             empty=options.empty,
         )

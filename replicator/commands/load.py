@@ -9,16 +9,18 @@ from typing import Annotated, ClassVar
 from cmroot.store.hdfs import Attribute
 from replicator.captures.dumps.layout import DumpReader
 from replicator.commands.base import Braked, pairs, renames, verb
-from replicator.commands.of_policy import OfPolicy
+from replicator.commands.of_policy import OfPolicy, principals_of
 from replicator.commands.options import (
     CommitJobs,
     DatabaseNames,
     DryRun,
     ExternalBase,
     Formats,
+    GrantsOption,
     KeyFile,
     LocationMap,
     OptionalPolicy,
+    PrincipalNames,
     Target,
     TargetCatalog,
     TargetRoot,
@@ -67,6 +69,8 @@ class LoadOptions(Braked, OfPolicy):
     jobs: CommitJobs = JOBS
     key_file: KeyFile = None
     formats: Formats = None
+    grants: GrantsOption = None
+    principals: PrincipalNames = ()
     preserve: Annotated[
         Attribute | Sequence[Attribute],
         opt(
@@ -100,6 +104,8 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
         source_root=options.source_cmroot,
         keys=options.keys(options.key_file),
         as_they_are=options.formats == AS_THEY_ARE,
+        grants=options.grants != "ignore",
+        principals=principals_of(options.principals),
         brake=options.limits,
         take_over=options.take_over,
         preserve=(options.preserve,) if isinstance(options.preserve, str) else options.preserve,

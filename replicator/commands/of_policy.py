@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from cmroot.store.local import FLOW
 from replicator.captures.events.scope import Patterns
-from replicator.commands.base import Options
+from replicator.commands.base import Options, pairs
 from replicator.commands.options import OptionalPolicy, opt, python_only
-from replicator.core.policy import METADATA, Policy
+from replicator.core.policy import METADATA, Policy, Principals, parse_principals
 from replicator.core.runtime import JOBS
 from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
@@ -79,6 +79,8 @@ class OfPolicy(Options):
             "keeper": policy.keeper,
             "s3_events": direction.s3_events,
             "formats": policy.formats,
+            "grants": policy.grants,
+            "principals": written_principals(direction.principals),
             "engine": policy.engine,
             "bandwidth": policy.bandwidth,
         }
@@ -114,6 +116,19 @@ class Selecting(OfPolicy):
             except ValueError as error:
                 raise UsageError(f"partitions of {table}: {error}", hint="e.g. day >= '2026-01-01'") from error
         return Patterns.parse(self.include, self.exclude, filters)
+
+
+def written_principals(principals: Principals) -> dict[str, str]:
+    """Principals as an option has them."""
+    return {":".join(here): ":".join(there) for here, there in principals.items()}
+
+
+def principals_of(given: Mapping[str, str] | Sequence[str]) -> Principals:
+    """Principals of the target by those of the source. Raises UsageError for what is none."""
+    try:
+        return parse_principals(pairs(given, "--principal"))
+    except ValueError as error:
+        raise UsageError(f"--principal: {error}", hint="e.g. user:ann=anna, or user:ann=group:staff") from error
 
 
 def only_one(names: Sequence[str], policy: str | None) -> str:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from replicator.core.connections import MetastoreConfig
 from replicator.core.not_replicated import FormatChoice
-from replicator.core.policy import Keeper
+from replicator.core.policy import GrantsChoice, Keeper
 from replicator.core.text import LEAST_RATE, absolute_moment
 from replicator.errors import UsageError
 
@@ -318,6 +318,18 @@ Formats = Annotated[
         "as-they-are: include tables in formats whose metadata names files by absolute path. "
         "Correct only if both sides have the same paths.",
         default="supported",
+    ),
+]
+GrantsOption = Annotated[
+    GrantsChoice | None,
+    opt("ignore: leave grants and roles of the metastore's own authorization as they are.", default="replicate"),
+]
+PrincipalNames = Annotated[
+    Mapping[str, str] | Sequence[str],
+    opt(
+        "A user, group or role that has another name on the target, as user:A=B or user:A=group:B; repeatable.",
+        "--principal",
+        metavar="KIND:A=B",
     ),
 ]
 KeyFile = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from cmroot.root import open_existing
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import Braked, names, pairs, renames, verb
-from replicator.commands.of_policy import Selecting, only_one
+from replicator.commands.of_policy import Selecting, only_one, principals_of
 from replicator.commands.options import (
     Bytes,
     CommitJobs,
@@ -18,9 +18,11 @@ from replicator.commands.options import (
     DryRun,
     ExternalBase,
     Formats,
+    GrantsOption,
     LocationMap,
     OptionalPolicy,
     Positive,
+    PrincipalNames,
     Scratch,
     Source,
     SourceCatalog,
@@ -40,6 +42,7 @@ from replicator.compare.verify import verify as compare
 from replicator.core.not_replicated import SUPPORTED
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
+from replicator.metastore.client import MetastoreReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,8 @@ class VerifyOptions(Selecting):
         ),
     ] = None
     formats: Formats = None
+    grants: GrantsOption = None
+    principals: PrincipalNames = ()
 
 
 @verb(VerifyOptions)
@@ -93,18 +98,38 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
     if sampling and options.target_cmroot is None:
         raise UsageError("--sample needs a location to remember the times of comparisons", hint="give --target-cmroot")
     databases, rename, of = names(options.db), renames(options.rename_db), options.settings.metastore
-    mappings, patterns = pairs(options.map_location, "--map-location"), options.patterns
+    mappings = pairs(options.map_location, "--map-location")
     refuse_itself(of(options.source), of(options.target), databases, rename)
     with (
         options.runtime() as runtime,
         options.connected(options.source) as source,
         options.connected(options.target) as target,
     ):
-        both = Comparison(source, target, rename, mappings, patterns, options.level, options.formats or SUPPORTED)
+        both = _comparison(options, source, target, rename, mappings)
         if not sampling or options.target_cmroot is None:
             return compare(both, databases, runtime)
         budget, root = Budget(options.sample, options.sample_bytes), open_existing(options.target_cmroot)
         return verify_sample(both, databases, budget, memory_of(root.place), runtime)
+
+
+def _comparison(
+    options: VerifyOptions | RepairOptions,
+    source: MetastoreReader,
+    target: MetastoreReader,
+    rename: Sequence[tuple[str, str]],
+    mappings: Sequence[tuple[str, str]],
+) -> Comparison:
+    return Comparison(
+        source,
+        target,
+        rename,
+        mappings,
+        options.patterns,
+        options.level,
+        options.formats or SUPPORTED,
+        options.grants != "ignore",
+        principals_of(options.principals),
+    )
 
 
 # ---- repair ----------------------------------------------------------------------------------------------------------
@@ -168,6 +193,8 @@ class RepairOptions(Braked, Selecting):
     scratch: Scratch = None
     jobs: CommitJobs = JOBS
     formats: Formats = None
+    grants: GrantsOption = None
+    principals: PrincipalNames = ()
     dry_run: DryRun = False
 
 
@@ -214,9 +241,7 @@ def _repaired(options: RepairOptions) -> Repaired | RepairPlan:
         options.connected(options.target) as target,
     ):
         refuse_other_catalog(root.place, source)
-        both = Comparison(
-            source, target, rename, mappings, options.patterns, options.level, options.formats or SUPPORTED
-        )
+        both = _comparison(options, source, target, rename, mappings)
         if options.dry_run:
             with repairs.planned(root, both, what, runtime) as plan:
                 return plan.described(target, runtime)

@@ -14,10 +14,10 @@ from replicator.captures.unlistable import REFUSED
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Statistics, Table, partition_name
 from replicator.core.not_replicated import SUPPORTED, FormatChoice
+from replicator.core.policy import Principals
 from replicator.core.text import PartitionFilter
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
-from replicator.metastore.grants import Principals
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
 # Comparison: both sides, and the names, locations and patterns that map one to its replica.

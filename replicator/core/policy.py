@@ -34,10 +34,14 @@ METADATA = "metadata"
 Keeper = Literal["auto", "link", "version", "snapshot", "native", "copy", "none"]
 Publish = Literal["mirror", "snapshot"]
 EngineName = Literal["auto", "local", "spark"]
+GrantsChoice = Literal["replicate", "ignore"]
+Principals = Mapping[tuple[str, str], tuple[str, str]]
+"""(USER, ROLE or GROUP, name) of principals of the source -> of the target; all others have one name on both sides."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # also the name of a slot (cmroot.pins) and of a directory
 _DEFAULT_PORT = "9083"
 _CATALOG = "hive"  # the default catalog, unless a server has another
+_KINDS = {"USER", "ROLE", "GROUP"}
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+")
 
 
@@ -62,6 +66,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     how long files replaced by a snapshot are retained in place. smoke: queries that drills run on the replica.
     key_file: of `[dumps]`, with the keys that sign its dumps. formats: "as-they-are" replicates tables in every format
     as if it were a plain one. s3_events: URLs of the queues of the source's buckets. bandwidth: bytes per second.
+    grants: whether grants and roles are replicated; principals: those with another name on the target.
     source_metastore, target_metastore: connection settings of `source` and `target`."""
 
     name: str
@@ -92,6 +97,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     preserve: tuple[Attribute, ...] = ()
     s3_events: dict[str, str] = {}
     bandwidth: int | None = None
+    grants: GrantsChoice = "replicate"
+    principals: Principals = {}
     source_metastore: MetastoreConfig
     target_metastore: MetastoreConfig
 
@@ -197,6 +204,22 @@ def _addresses(uri: str) -> set[str]:
     return found
 
 
+def parse_principals(pairs: Iterable[tuple[str, str]]) -> Principals:
+    """Parses pairs such as ("user:ann", "anna") or ("user:ann", "group:staff"). Raises ValueError for anything else,
+    and for a principal of the target that two pairs name: in the other direction it would have two names."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for before, after in pairs:
+        kind, colon, name = before.partition(":")
+        other, second, renamed = after.rpartition(":")
+        there = (other if second else kind).upper()
+        if not (colon and name and renamed) or {kind.upper(), there} - _KINDS:
+            raise ValueError(f"{before!r} = {after!r} does not name two principals, each a user, role or group")
+        if (there, renamed) in found.values():
+            raise ValueError(f"{before!r} = {after!r}: another principal has this name on the target")
+        found[kind.upper(), name] = (there, renamed)
+    return found
+
+
 class _VerifyInFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     objects: int | None = None
     bytes: int | str | None = None
@@ -233,6 +256,8 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     preserve: list[Attribute] = []
     s3_events: dict[str, str] = {}
     bandwidth: str | int | None = None
+    grants: GrantsChoice = "replicate"
+    principals: dict[str, str] = {}
 
 
 KEYS = _InFile.__struct_fields__
@@ -284,6 +309,8 @@ def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreCon
         preserve=tuple(written.preserve),
         s3_events=reading.queues(written.s3_events),
         bandwidth=None if written.bandwidth is None else reading.key("bandwidth", parse_rate, str(written.bandwidth)),
+        grants=written.grants,
+        principals=reading.principals(written.principals),
     )
     _fits_together(reading, policy)
     return policy
@@ -382,6 +409,14 @@ class _Reading:
                 )
             found[before.lower()] = after.lower()
         return found
+
+    def principals(self, written: Mapping[str, str]) -> Principals:
+        try:
+            return parse_principals(written.items())
+        except ValueError as error:
+            raise self.wrong(
+                "principals", str(error), 'write "user:ann" = "anna" or "user:ann" = "group:staff"'
+            ) from error
 
     def queues(self, written: Mapping[str, str]) -> dict[str, str]:
         try:

@@ -8,7 +8,7 @@ metastore has its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.Thrift import TApplicationException, TException
 
 from replicator.core.grouping import batched
-from replicator.core.model import GROUP, ROLE, USER, Grant, Member, RoleMembers
+from replicator.core.model import ROLE, USER, Grant, Member, RoleMembers
+from replicator.core.policy import Principals
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.connection import Connections
 
@@ -27,9 +28,6 @@ Values = tuple[str, ...]
 
 On = tuple[str, str, Values]
 """An object: database, table ("" for the database itself), and the values of a partition."""
-
-Principals = Mapping[tuple[str, str], tuple[str, str]]
-"""(kind, name) of principals of the source -> of the target; others have the same name on both sides."""
 
 BUILT_IN = frozenset({"admin", "public"})
 """Roles that every metastore has; their members are its own."""
@@ -327,24 +325,3 @@ def _by_key(grants: Iterable[Grant]) -> dict[tuple[str, ...], set[Grant]]:
 
 def _granted_by(grant: Grant) -> tuple[str, str]:
     return grant.grantor, grant.grantor_kind
-
-
-def parse_principals(written: Mapping[str, str]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Parses `"user:ann" = "anna"`, or `= "group:staff"`. Raises ValueError for anything else."""
-    found = {}
-    for before, after in written.items():
-        kind, colon, name = before.partition(":")
-        other, second, renamed = after.rpartition(":")
-        there = other.upper() if second else kind.upper()
-        if not colon or not name or not renamed or {kind.upper(), there} - {USER, ROLE, GROUP}:
-            raise ValueError(f'{before!r} = {after!r}: write "user:NAME" = "NAME", or role: or group:')
-        found[kind.upper(), name] = (there, renamed)
-    return found
-
-
-def both_ways(principals: Principals) -> dict[tuple[str, str], tuple[str, str]]:
-    """Returns the mapping from the target's principals to the source's. Raises ValueError if two have one name."""
-    back = {there: here for here, there in principals.items()}
-    if len(back) < len(principals):
-        raise ValueError("two principals have the same name on the target")
-    return back

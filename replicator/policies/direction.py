@@ -14,7 +14,7 @@ from cmroot.store.place import is_local, join, tidied
 from replicator.captures.events.scope import Patterns
 from replicator.core.model import Database
 from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, from_property
-from replicator.core.policy import METADATA, Policy, matching_databases
+from replicator.core.policy import METADATA, Policy, Principals, matching_databases
 from replicator.core.roles import Role, RoleMark, is_shadow, mark_of
 from replicator.core.runtime import Runtime
 from replicator.errors import MetastoreUnreachable
@@ -132,6 +132,12 @@ class Direction:
         return {} if self.reverse else self.policy.s3_events
 
     @property
+    def principals(self) -> Principals:
+        """Returns the principals that have another name on this direction's target."""
+        named = self.policy.principals
+        return {there: here for here, there in named.items()} if self.reverse else named
+
+    @property
     def patterns(self) -> Patterns:
         """Returns the patterns of tables and partitions to replicate, by the names of this direction's source."""
         return patterns_of(self.policy, self.pairs)
@@ -145,6 +151,8 @@ class Direction:
             exclude=policy.exclude,
             partitions={table: each.text for table, each in policy.partitions.items()},
             external=METADATA if policy.external == METADATA else "",
+            grants=policy.grants if policy.grants == "ignore" else "",
+            principals={":".join(here): ":".join(there) for here, there in policy.principals.items()},
             formats=AS_THEY_ARE if policy.formats == AS_THEY_ARE else "",
             recorded=recorded,
         )

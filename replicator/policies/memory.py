@@ -98,7 +98,8 @@ class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
     """The scope of a policy's last run: database at the source -> at the target, and the patterns of its tables.
     `former`: replica -> source's name, of replicas that still exist under former names of `rename_db`. `external`:
     "metadata" if only the metadata of external tables is replicated; `formats`: "as-they-are" if tables in every format
-    are. `recorded`: when (ISO 8601)."""
+    are; `grants`: "ignore" if grants are not; `principals`: those with another name on the target. `recorded`: when
+    (ISO 8601)."""
 
     databases: dict[str, str]
     include: tuple[str, ...] = ()
@@ -107,12 +108,14 @@ class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
     former: dict[str, str] = {}
     external: str = ""
     formats: str = ""
+    grants: str = ""
+    principals: dict[str, str] = {}
     recorded: str
 
     @property
     def terms(self) -> tuple[object, ...]:
         """Returns the settings that select the contents of the matching databases, and how they are replicated."""
-        return self.include, self.exclude, self.partitions, self.external, self.formats
+        return self.include, self.exclude, self.partitions, self.external, self.formats, self.grants, self.principals
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

@@ -222,6 +222,8 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
                 direction.map_locations,
                 direction.patterns,
                 formats=steps.policy.formats,
+                grants=steps.policy.grants == "replicate",
+                principals=direction.principals,
             ),
             list(ready),
             Budget(budget.objects, budget.bytes),
@@ -398,6 +400,8 @@ def _load_again(steps: Steps, pair: Pair, names: Sequence[str]) -> Loaded:
         direction.map_locations,
         direction.patterns,
         formats=policy.formats,
+        grants=policy.grants == "replicate",
+        principals=direction.principals,
     )
     settings = RepairSettings(
         pair.name,

@@ -133,6 +133,7 @@ class Steps:
             compare=self.options.compare,
             deep=self.options.deep,
             constraints=self.options.draining or self._begins(),
+            grants=self.policy.grants == "replicate",
             repair=True,
             keeper=self.policy.keeper,
             s3_events=self.direction.s3_events,
@@ -259,6 +260,8 @@ class Steps:
             as_they_are=self.policy.formats == AS_THEY_ARE,
             preserve=self.policy.preserve,
             brake=self.options.brake,
+            grants=self.policy.grants == "replicate",
+            principals=self.direction.principals,
         )
 
     def sweep_retired(self) -> list[NotReplicated]:

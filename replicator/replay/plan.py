@@ -19,7 +19,7 @@ from cmroot.store.place import join, normal, parent, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Partition, Storage, Table
 from replicator.core.not_replicated import NotReplicated, merged
-from replicator.metastore.grants import Principals
+from replicator.core.policy import Principals
 from replicator.replay.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
 from replicator.replay.replica import Mark, has_sources_data
 from replicator.replay.retired import Stays

@@ -227,7 +227,9 @@ class _Failback:
         direction = self.direction()
         databases = [pair.replica for pair in self._old(direction)]
         if databases:
-            chosen = CaptureSettings(databases, constraints=True, repair=True, keeper=self.sides.policy.keeper)
+            policy = self.sides.policy
+            grants = policy.grants == "replicate"
+            chosen = CaptureSettings(databases, constraints=True, grants=grants, repair=True, keeper=policy.keeper)
             patiently(lambda: capture(direction.target, direction.target_root, chosen, self.sides.runtime), SETTLE)
         found, unknown = self._counted(direction)
         end = resolve_until(segments(direction.target_root.place), None)

@@ -184,8 +184,9 @@ class SwitchoverSteps:
         direction = self.direction()
         position = self._verified()
         databases = [pair.source for pair in direction.matching if pair.source is not None]
-        names, keeper = [each.name for each in databases], self.sides.policy.keeper
-        chosen = CaptureSettings(names, constraints=True, repair=True, keeper=keeper)
+        names, policy = [each.name for each in databases], self.sides.policy
+        grants = policy.grants == "replicate"
+        chosen = CaptureSettings(names, constraints=True, grants=grants, repair=True, keeper=policy.keeper)
         try:
             patiently(
                 lambda: capture(direction.source, direction.root, chosen, self.sides.runtime), timedelta(seconds=60)

@@ -19,10 +19,11 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DumpReader, Keys
 from replicator.core.model import Database
 from replicator.core.not_replicated import NotReplicated, Report
+from replicator.core.policy import Principals
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.metastore.grants import Principals, other_authorizer
+from replicator.metastore.grants import other_authorizer
 from replicator.replay.apply.copy_task import COMPARE, CopyReport
 from replicator.replay.apply.existing_objects import differing_objects, refuse_occupied
 from replicator.replay.apply.origins import Roots
