@@ -178,7 +178,7 @@ def _plan(known: Manifest, table: Table, told: bool, *, deep: bool) -> _Plan:
         table,
         changes,
         is_recreated,
-        partitions=table.is_partitioned and not table.is_view and (deep or is_recreated),
+        partitions=table.is_partitioned and (deep or is_recreated or table.is_view),  # few views have any
         statistics=has_columns and ("" in measured or (may_differ and scope.has_column_statistics(table.parameters))),
         measured=measured,
         constraints=not table.is_view and (deep or before is None),

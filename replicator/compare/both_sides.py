@@ -280,7 +280,7 @@ def _wanted(
 
 
 def _are_partitioned(source: Table, target: Table) -> bool:
-    return source.is_partitioned and target.is_partitioned and not source.is_view
+    return source.is_partitioned and target.is_partitioned
 
 
 def _any_statistics(source: Table, target: Table) -> bool:

@@ -280,7 +280,7 @@ class MetadataComparison:
             self._look_for(name, named_paths(source, replica))
         if read.statistics is not None:
             self._compare_statistics(name, *read.statistics)
-        if source.is_view:
+        if source.is_view and not source.is_partitioned:
             return
         if source.is_partitioned and target.is_partitioned:
             for pair in self._partitions(source, target, read, placement, homes):
@@ -343,7 +343,7 @@ class MetadataComparison:
         placement: Placement,
         homes: Homes,
     ) -> None:
-        shared = homes.source_table is None
+        shared = homes.source_table is None and not table.is_view
         whole = replica_partition(source, table, placement, shared=shared)
         self._look_for(name, named_paths(source, whole))
         wanted, found = _plain(whole), _plain(target)

@@ -205,7 +205,7 @@ def _why_left_out(plan: Plan, table: Table) -> str:
 def _why_refused(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> str:
     """Returns why an earlier load did not bring a table: changes alone are not enough to try again, the complete table
     is required."""
-    if lineage.complete or (lineage.table and lineage.table.is_view):
+    if lineage.complete or (lineage.table and lineage.table.is_view and not lineage.table.is_partitioned):
         return ""
     names = {".".join(called.name) for called in lineage.names}
     for source, replica in plan.placement.databases.items():
@@ -251,7 +251,7 @@ def _plan_created(plan: Plan, step: TablePlan, there: Table | None, target: Mapp
 def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
     """Plans a table that the target already has, perhaps under an older name."""
     lineage = step.lineage
-    whole = lineage.complete or bool(step.table and step.table.is_view)
+    whole = lineage.complete or bool(step.table and step.table.is_view and not step.table.is_partitioned)
     old = _target_name(plan, lineage.before or ("", ""))
     if before is not None and (before.db, before.name) != step.name:
         step.rename_from, step.exists = (before.db, before.name), True

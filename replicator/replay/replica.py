@@ -134,6 +134,8 @@ def replica_partition(partition: Partition, table: Table, placement: Placement, 
     placement = placement.staying if shared else placement
     parameters = _paths(own_parameters(partition.parameters), placement, table.db, table.location)
     storage = _storage(partition.storage, placement, table)
+    if storage is None and table.is_view:  # servers with a notification log add no partition without one
+        storage = Storage()
     return msgspec.structs.replace(partition, storage=storage, parameters=parameters, extra={})
 
 

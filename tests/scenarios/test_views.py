@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from command_line import Answer, command
 from lab import Lab
+from plain_tables import KEYS, PlainDatabase
 
-from replicator.core.model import VIEW, Column, Storage, Table
+from replicator.core.model import VIEW, Column, Partition, Storage, Table
 from replicator.metastore.embedded.running import Running
 from replicator.policies.shadows import Shadows, cannot_show
 
@@ -87,3 +90,109 @@ def test_a_drill_leaves_such_a_view_out_and_asks_the_replica_such_a_query() -> N
     assert "not understood" in cannot_show(odd, shadows.names)
     assert shadows.query("SHOW PARTITIONS d.t") == "SHOW PARTITIONS d.t"
     assert shadows.query("SELECT d.a FROM d.t, crm.p d") == "SELECT d.a FROM s.t, crm.p d"
+
+
+# ---- partitioned views -----------------------------------------------------------------------------------------------
+
+
+def partitioned_view(fixture: Lab, *values: str) -> None:
+    """A view with partitions, which have no location: `ALTER VIEW ... ADD PARTITION`."""
+    text = f"SELECT a, p FROM {fixture.name}.days"
+    storage = Storage(columns=(Column("a", "int"),))
+    fixture.source.metastore.create_table(
+        Table(
+            db=fixture.name,
+            name="v",
+            kind=VIEW,
+            storage=storage,
+            partition_keys=KEYS,
+            view_original=text,
+            view_expanded=text,
+        )
+    )
+    add_to_view(fixture, *values)
+
+
+def add_to_view(fixture: Lab, *values: str) -> None:
+    made = [Partition(values=(value,), storage=Storage(), parameters={"note": value}) for value in values]
+    fixture.source.metastore.add_partitions(fixture.name, "v", made)
+
+
+def partitions_of_view(lab: PlainDatabase) -> dict[tuple[str, ...], str]:
+    found = lab.metastore.few_partitions(lab.name, "v") or []
+    return {each.values: each.parameters["note"] for each in found}
+
+
+def verify_exactly(fixture: Lab) -> Answer:
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
+    return command("verify", *sides, "--engine", "local")
+
+
+def test_partitions_of_views_are_replicated_and_compared(fixture: Lab) -> None:
+    fixture.source.partitioned("days", {"1": {"f": "1"}})
+    partitioned_view(fixture, "1", "2")
+    assert (fixture.dump().code, fixture.load().code) == (0, 0)
+    assert partitions_of_view(fixture.target) == {("1",): "1", ("2",): "2"}
+    assert verify_exactly(fixture).code == 0
+    source = fixture.source.metastore
+    source.drop_partitions(fixture.name, "v", ["p=1"])
+    add_to_view(fixture, "3")
+    (two,) = (each for each in source.few_partitions(fixture.name, "v") or [] if each.values == ("2",))
+    source.alter_partitions(fixture.name, "v", [msgspec.structs.replace(two, parameters={"note": "changed"})])
+    assert verify_exactly(fixture).code == 4
+    assert (fixture.dump(since=fixture.last).code, fixture.load().code) == (0, 0)
+    assert partitions_of_view(fixture.target) == {("2",): "changed", ("3",): "3"}
+    assert verify_exactly(fixture).code == 0
+
+
+def test_partitions_of_views_that_only_the_target_has_are_found_and_removed(fixture: Lab) -> None:
+    fixture.source.partitioned("days", {"1": {"f": "1"}})
+    partitioned_view(fixture, "1", "2")
+    assert (fixture.dump().code, fixture.load().code) == (0, 0)
+    target = fixture.target.metastore
+    target.drop_partitions(fixture.name, "v", ["p=1"])
+    target.add_partitions(fixture.name, "v", [Partition(values=("own",), storage=Storage(), parameters={"note": ""})])
+    found = verify_exactly(fixture)
+    kinds = [(each["kind"], each["object"]) for each in found.output["differences"]]
+    assert kinds == [("partition missing", f"{fixture.name}.v/p=1"), ("partition extra", f"{fixture.name}.v/p=own")]
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--cmroot", str(fixture.cmroot)]
+    repaired = command(
+        "repair", *sides, "--db", fixture.name, "--engine", "local", "--warehouse", str(fixture.warehouse)
+    )
+    assert repaired.code == 0, repaired
+    assert partitions_of_view(fixture.target) == {("1",): "1", ("2",): "2"}
+
+
+def test_partitions_of_a_view_that_a_log_of_an_earlier_release_lacks_are_found(fixture: Lab) -> None:
+    fixture.source.partitioned("days", {"1": {"f": "1"}})
+    partitioned_view(fixture, "1", "2")
+    assert (fixture.dump().code, fixture.load().code) == (0, 0)
+    manifest = sqlite3.connect(fixture.cmroot / "manifest.sqlite")
+    manifest.execute("DELETE FROM partitions WHERE table_id = (SELECT id FROM tables WHERE name = 'v')")
+    manifest.commit()
+    manifest.close()
+    fixture.target.metastore.drop_partitions(fixture.name, "v", ["p=1", "p=2"])
+    dumped = fixture.dump(since=fixture.last)
+    assert (dumped.code, dumped.output["observed"]) == (0, 1)
+    assert fixture.load().code == 0
+    assert partitions_of_view(fixture.target) == {("1",): "1", ("2",): "2"}
+    assert fixture.capture().output["observed"] == 0
+
+
+@pytest.mark.parametrize(("source", "target"), [("3.1", "4.2"), ("4.2", "2.3")])
+def test_partitions_of_views_pass_between_versions(
+    source: str, target: str, hives: Callable[..., Running], tmp_path: Path
+) -> None:
+    between = Lab(hives(source), hives(target, "target"), tmp_path)
+    between.source.create()
+    partitioned_view(between, "1", "2")
+    assert between.dump().code == 0
+    assert between.load(None, "--rename-db", f"{between.name}={between.name}_copy").code == 0
+    copy = PlainDatabase(between.target.metastore, f"{between.name}_copy", between.warehouse)
+    assert partitions_of_view(copy) == {("1",): "1", ("2",): "2"}
+    between.source.metastore.drop_partitions(between.name, "v", ["p=1"])
+    add_to_view(between, "3")
+    assert between.dump(since=between.last).code == 0
+    assert between.load(None, "--rename-db", f"{between.name}={between.name}_copy").code == 0
+    assert partitions_of_view(copy) == {("2",): "2", ("3",): "3"}
+    assert verified(between, f"{between.name}={between.name}_copy").output["differences"] == []

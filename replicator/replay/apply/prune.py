@@ -132,7 +132,7 @@ def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None
     waiting = {
         id(step.lineage): step
         for step in plan.tables
-        if step.prune and step.table and not step.table.is_view
+        if step.prune and step.table and (step.table.is_partitioned or not step.table.is_view)
         if logs is None or logs == (table_format(step.table) == DELTA)
     }
     partitioned = {key for key, step in waiting.items() if step.table and step.table.is_partitioned}
@@ -151,7 +151,7 @@ def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None
             wanted |= {name for name, _ in named}
             home = step.table.location if step.table and step.table.location else ""
             for name, partition in named:
-                place = _place(plan, step, partition.location or "", name)
+                place = _place(plan, step, partition.location, name) if partition.location else None
                 if partition.location and place:
                     yield partition.location, place, home
     if current is not None:
