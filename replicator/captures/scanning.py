@@ -342,7 +342,9 @@ class GrantScan:
                 raise
             self._lack(dict.fromkeys(databases, f"its grants could not be read: {error.message}"))
             return
-        self._lack({db: f"{_counted(count)} are not replicated" for db, count in found.others.items()})
+        self._lack(
+            {db: f"not replicated: {_counted(count)}, copies of its policies" for db, count in found.others.items()}
+        )
         if other:
             self._leave_to(other, {db for db, _, _ in found.grants})
             return

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from catalogs import in_catalog
 from command_line import Answer, command
 from faults import Fault, run_with
 from grants import Grants
 from lab import Lab
+from names import unique
+from plain_tables import PlainDatabase
 
 from cmroot.log.captured import segments
-from replicator.core.model import EXTERNAL
+from replicator.core.model import EXTERNAL, Grant
 from replicator.errors import ConfigError
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
 
 Hives = Callable[..., Running]
 
@@ -302,3 +306,54 @@ def test_a_side_that_another_service_authorizes_is_named(
     assert captured.code == 3
     assert [each["object"] for each in captured.output["not_replicated"]] == [reverse.name]
     assert ranger in captured.output["warnings"][0]
+
+
+@pytest.mark.parametrize("version", ["3.1", "4.2"])
+def test_copies_of_another_authorizers_policies_are_named_and_not_replicated(
+    version: str, hives: Hives, tmp_path: Path
+) -> None:
+    fixture = Lab(hives(version), hives(version, "target"), tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", kind=EXTERNAL)
+    access = Access(fixture)
+    access.source.grant("user:ann", "SELECT", access.name("t"))
+    access.source.grant("user:bob", "SELECT", access.name("t"), authorizer="RangerHiveAuthorizer")
+    captured = fixture.capture()
+    assert captured.code == 3
+    (entry,) = captured.output["not_replicated"]
+    assert (entry["object"], entry["reason"]) == (
+        access.db,
+        "not replicated: 1 grant of RangerHiveAuthorizer, copies of its policies",
+    )
+    assert fixture.dump().code in (0, 3)
+    assert fixture.load().code in (0, 3)
+    assert access.target.shown(access.name("t")) == ["t SELECT to user:ann by user:admin"]
+
+
+def test_grants_belong_to_their_catalog(hives: Hives, tmp_path: Path) -> None:
+    running = hives("4.2")
+    own, other = connect(running.uri), in_catalog(running, tmp_path)
+    name = unique("db")
+    for side in (own, other):
+        database = PlainDatabase(side, name, tmp_path / side.catalog)
+        database.create()
+        database.table("t", kind=EXTERNAL)
+    grant = Grant(principal="ann", kind="USER", privilege="SELECT", grantor="x")
+    other.grant_privileges([((name, "t", ()), grant)])
+    for read in ("grants", "all_grants"):
+        assert getattr(own, read)({name}).grants == {}
+        assert getattr(other, read)({name}).grants == {(name, "t", ()): (grant,)}
+    other.revoke_privileges([((name, "t", ()), grant)])
+    assert other.grants({name}).grants == {}
+
+
+def test_a_scan_with_a_time_limit_finds_grants_too(fixture: Lab) -> None:
+    access = Access(fixture)
+    fixture.source.table("t")
+    assert fixture.capture().code == 0
+    access.grant("user:ann", "SELECT", "t")
+    found = [fixture.capture("--scan-time", "1ms").output["observed"] for _ in range(3)]
+    assert found == [1, 0, 0]
+    access.source.revoke("user:ann", "SELECT", access.name("t"))
+    assert fixture.capture("--no-scan").output["observed"] == 0
+    assert fixture.capture().output["observed"] == 1

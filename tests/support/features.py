@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from grants import Grants
 from hive_home import COLUMNS, EXTERNAL, VIEW, Home
 from hive_metastore import ttypes
 
@@ -111,6 +112,27 @@ def _view(home: Home) -> None:
     home.create_table("v", kind=VIEW, viewOriginalText=text, viewExpandedText=text, storage={"location": None})
 
 
+def _partitioned_view(home: Home) -> None:
+    home.create()
+    home.create_table("t", keys=PARTITIONED)
+    text = f"SELECT a, b, day, n FROM {home.db}.t"
+    bare = {"location": None}
+    home.create_table("v", kind=VIEW, keys=PARTITIONED, viewOriginalText=text, viewExpandedText=text, storage=bare)
+    _add_to_view(home, *VALUES)
+
+
+def _add_to_view(home: Home, *some: tuple[str, ...]) -> None:
+    for values in some:
+        sd = home.storage("v", location=None)
+        made = ttypes.Partition(list(values), home.db, "v", 0, 0, sd, {"own": values[1]})
+        home.client.add_partition(made)
+
+
+def _other_partitions_of_view(home: Home) -> None:
+    home.client.drop_partition(home.db, "v", list(VALUES[0]), False)
+    _add_to_view(home, ("2026-01-02", "3"))
+
+
 def _owners(home: Home) -> None:
     home.create()
     for kind in ("USER", "ROLE", "GROUP"):
@@ -144,6 +166,33 @@ def _partitions_shown(home: Home, name: str) -> Any:
 def _owners_shown(home: Home) -> Any:
     tables = [home.table(name) for name in ("user", "role", "group")]
     return [(each.owner, each.ownerType) for each in tables]
+
+
+# ---- grants ---------------------------------------------------------------------------------------------------------
+
+
+def _grants(home: Home) -> None:
+    home.create()
+    home.create_table("t")
+    grants = Grants(home.uri)
+    grants.role(f"role_of_{home.db}", "user:ann", "group:staff")
+    grants.grant("user:anna", "SELECT", home.db)
+    grants.grant("group:staff", "INSERT", f"{home.db}.t", option=True)
+    grants.grant(f"role:role_of_{home.db}", "SELECT", f"{home.db}.t:a", by="role:admin")
+
+
+def _other_grants(home: Home) -> None:
+    grants = Grants(home.uri)
+    grants.revoke("user:anna", "SELECT", home.db)
+    grants.revoke("group:staff", "INSERT", f"{home.db}.t")
+    grants.grant("user:anna", "ALL", f"{home.db}.t")
+    grants.leave(f"role_of_{home.db}", "group:staff")
+
+
+def _grants_shown(home: Home) -> Any:
+    found = Grants(home.uri).shown(home.db, f"{home.db}.t", f"{home.db}.t:a")
+    roles = {each.split(" to role:")[1].split(" ")[0] for each in found if " to role:" in each}
+    return found, {role: Grants(home.uri).members(role) for role in roles}
 
 
 # ---- statistics -----------------------------------------------------------------------------------------------------
@@ -317,6 +366,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("partitioned", "partitioned table", _partitioned, _tables_shown, _more_partitions),
     Feature("layout", "buckets, sorting, skew", _layout, _tables_shown),
     Feature("view", "view", _view, _tables_shown),
+    Feature("parts_of_view", "partitions of a view", _partitioned_view, _tables_shown, _other_partitions_of_view),
+    Feature("grants", "grants of databases, tables and columns; roles", _grants, _grants_shown, _other_grants),
     Feature("owners", "owner of a table: user, role, group", _owners, _owners_shown, rest=_tables_shown),
     Feature(
         "location",

@@ -18,9 +18,13 @@ class Grants:
     def __init__(self, uri: str) -> None:
         self.uri = uri
 
-    def grant(self, to: str, privilege: str, on: str, *, option: bool = False, by: str = "user:admin") -> None:
+    def grant(
+        self, to: str, privilege: str, on: str, *, option: bool = False, by: str = "user:admin", authorizer: str = "SQL"
+    ) -> None:
+        made = _privilege(to, privilege, on, option, by)
+        made.authorizer = authorizer
         with client(self.uri) as c:
-            c.grant_privileges(T.PrivilegeBag([_privilege(to, privilege, on, option, by)]))
+            c.grant_privileges(T.PrivilegeBag([made]))
 
     def revoke(self, to: str, privilege: str, on: str) -> None:
         with client(self.uri) as c:
