@@ -374,9 +374,7 @@ class _Run:
 
     def read_grants(self) -> None:
         """Records differences of grants, as no event announces them."""
-        scan = GrantScan(self._source, self._log, self.scan.walked)
-        if scan.is_due():
-            scan.read()
+        GrantScan(self._source, self._log, self.scan.walked).read()
 
     def _observe_constraints(self, db: str, tables: Sequence[str]) -> None:
         for change in walk_constraints(self._source, self._manifest, db, tables):

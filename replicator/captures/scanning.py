@@ -27,11 +27,11 @@ from replicator.captures.events.record import Change, SetGrants, SetRoles
 from replicator.captures.manifest import GRANTS
 from replicator.captures.recording import Recording
 from replicator.captures.snapshot_diff import CaptureSnapshots, SnapshotDiff, bases
-from replicator.captures.unlistable import Refusals
+from replicator.captures.unlistable import Refusals, remember_grants, remembered_grants
 from replicator.captures.walk import Turns, note_engines, refresh_tables, walk_database
 from replicator.core.grouping import batched
 from replicator.core.model import ROLE, Column, Grant, RoleMembers, partition_name
-from replicator.core.not_replicated import NotReplicated
+from replicator.core.not_replicated import SOURCE_GRANTS, NotReplicated
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
@@ -322,17 +322,20 @@ class GrantScan:
         self._source, self._log, self._known, self._walked = source, log, log.manifest, walked
         self._is_first = self._known.recall(GRANTS) is None
 
-    def is_due(self) -> bool:
-        """Returns False if grants were read since the last round of scans with a time limit began."""
-        scanned = self._log.report.scanned
-        return scanned is None or self._is_first or self._known.recall(GRANTS) != str(scanned.since)
-
     def read(self) -> None:
-        """Records the differences of grants and roles. Grants that the source does not enforce, and those that another
-        authorizer stores, are reported as not replicated."""
-        databases = self._databases()
+        """Records the differences of grants and roles, and reports databases whose grants are left out. Reads nothing
+        if it was done since the last round of scans with a time limit began."""
+        scanned, databases = self._log.report.scanned, self._databases()
         if not databases or not self._source.keeps_grants():
             return
+        if scanned is None or self._is_first or self._known.recall(GRANTS) != str(scanned.since):
+            self._left_out: dict[str, str] = {}
+            self._read(databases)
+            found = [NotReplicated(db, SOURCE_GRANTS + why) for db, why in sorted(self._left_out.items())]
+            remember_grants(self._known, found)
+        self._log.report.not_replicated += remembered_grants(self._known, databases)
+
+    def _read(self, databases: Collection[str]) -> None:
         try:
             found = self._source.grants(databases)
             other = other_authorizer(self._source)
@@ -340,13 +343,13 @@ class GrantScan:
         except MetastoreError as error:
             if error.transient:
                 raise
-            self._lack(dict.fromkeys(databases, f"its grants could not be read: {error.message}"))
+            self._left_out = dict.fromkeys(databases, f"they could not be read: {error.message}")
             return
-        self._lack(
-            {db: f"not replicated: {_counted(count)}, copies of its policies" for db, count in found.others.items()}
-        )
+        for db, some in found.others.items():
+            self._left_out[db] = f"{_counted(some)}, copies of its policies"
         if other:
-            self._leave_to(other, {db for db, _, _ in found.grants})
+            self._left_out |= dict.fromkeys({db for db, _, _ in found.grants}, f"{other} authorizes access there")
+            self._log.report.warnings.append(f"no grants were read: {self._source.uri} leaves authorization to {other}")
             return
         for db in sorted(databases):
             self._compare(db, found)
@@ -356,13 +359,6 @@ class GrantScan:
 
     def _databases(self) -> set[str]:
         return {each.name for each in self._known.databases() if not each.connector}
-
-    def _lack(self, reasons: Mapping[str, str]) -> None:
-        self._log.report.not_replicated += [NotReplicated(db, reasons[db]) for db in sorted(reasons)]
-
-    def _leave_to(self, other: str, databases: Collection[str]) -> None:
-        self._lack(dict.fromkeys(databases, f"its grants are not replicated: {other} authorizes access at the source"))
-        self._log.report.warnings.append(f"no grants were read: {self._source.uri} leaves authorization to {other}")
 
     def _compare(self, db: str, found: Granted) -> None:
         now: dict[str, dict[str, tuple[Grant, ...]]] = {}
@@ -375,9 +371,9 @@ class GrantScan:
                 name = partition_name(keys[table], values) if values else ""
                 now.setdefault(table, {})[name] = grants
         self._observe(db, "", now.pop("", {}))
-        for table in sorted(now.keys() | self._known.granted_tables(db)):
-            if self._known.table(db, table) is not None:
-                self._observe(db, table, now.get(table, {}))
+        tables = (now.keys() | self._known.granted_tables(db)) & set(self._known.table_names(db))
+        for table in sorted(tables):
+            self._observe(db, table, now.get(table, {}))
 
     def _observe(self, db: str, table: str, now: Mapping[str, tuple[Grant, ...]]) -> None:
         before = self._known.grants(db, table)

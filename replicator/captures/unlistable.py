@@ -225,6 +225,7 @@ class Refusals:
 
 
 DEFAULT = "default"  # the database that every metastore has
+_GRANTS_KEY = "grants_left_out"
 _FORMAT_KEY = "connectors"  # state of a manifest
 
 
@@ -309,3 +310,15 @@ def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], B
     yield lambda: located(place).open_read()
     if version := file.version:
         yield lambda: open_version(place, version, file.size)
+
+
+def remember_grants(manifest: Manifest, found: Sequence[NotReplicated]) -> None:
+    """Stores the databases whose grants a capture left out, for dumps."""
+    if found or manifest.recall(_GRANTS_KEY):
+        manifest.remember(_GRANTS_KEY, msgspec.json.encode(found).decode())
+
+
+def remembered_grants(manifest: Manifest, databases: Collection[str]) -> list[NotReplicated]:
+    """Returns those of the databases whose grants the last reading left out."""
+    found = msgspec.json.decode(manifest.recall(_GRANTS_KEY) or "[]", type=list[NotReplicated])
+    return [each for each in found if each.object in databases]

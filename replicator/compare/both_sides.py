@@ -18,6 +18,7 @@ from replicator.core.policy import Principals
 from replicator.core.text import PartitionFilter
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
+from replicator.metastore.grants import Granted
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
 # Comparison: both sides, and the names, locations and patterns that map one to its replica.
@@ -31,7 +32,7 @@ class Comparison:
     """Parameters of a comparison. rename: (source database, target database) pairs. map_locations: (source prefix,
     target prefix) pairs, required only for partitions and properties with a path outside their table and database.
     These, patterns, formats, grants and principals must be the same as for the loads. level: how thoroughly files are
-    compared."""
+    compared. granted: the grants of both sides by database, read once for several comparisons; None: read by each."""
 
     source: MetastoreReader
     target: MetastoreReader
@@ -42,6 +43,7 @@ class Comparison:
     formats: FormatChoice = SUPPORTED
     grants: bool = True
     principals: Principals = field(default_factory=dict)
+    granted: dict[str, tuple[Granted, Granted]] | None = None
 
     @cached_property
     def renamed(self) -> dict[str, str]:

@@ -212,7 +212,8 @@ class _Run:
         runtime: Runtime,
         changed: Changed | None,
     ) -> None:
-        self._comparison, self._budget, self._place, self._runtime = comparison, budget, place, runtime
+        self._budget, self._place, self._runtime = budget, place, runtime
+        self._comparison = replace(comparison, granted={})
         self._changed = changed or self._changed_since
         self._events = {db: self._checkpoint(db) for db in databases}
         self._candidates: list[Candidate] = []
@@ -271,7 +272,9 @@ class _Run:
         known = self._memories[db].tables[name].size
         if known is not None:
             return known
-        return verify(replace(self._comparison, level="size"), (), self._runtime, tables={db: [name]}).bytes
+        return verify(
+            replace(self._comparison, level="size", grants=False), (), self._runtime, tables={db: [name]}
+        ).bytes
 
     # ---- comparing ------------------------------------------------------------------------------------------------
 

@@ -317,10 +317,11 @@ def _compare_grants(
     """Compares the grants of databases and tables that both sides have, and the roles that they need. Both sides are
     read by another call than that of captures and loads."""
     chosen = dict.fromkeys([*databases, *(tables or ())])
-    sides = [(comparison.source, set(chosen)), (comparison.target, {comparison.replica(db) for db in chosen})]
-    here, there = (side.all_grants(names) if side.keeps_grants() else Granted() for side, names in sides)
-    instead = other_authorizer(comparison.source) or other_authorizer(comparison.target) if here.grants else ""
+    granted = _granted(comparison, list(chosen))
+    any_here = any(here.grants for here, _ in granted.values())
+    instead = other_authorizer(comparison.source) or other_authorizer(comparison.target) if any_here else ""
     for db in chosen:
+        here, there = granted[db]
         wanted = {(table, values): on_target(some, comparison.principals) for table, values, some in here.objects(db)}
         if instead and wanted:
             reason = f"{NO_GRANTS}{instead} authorizes access to the source or the target"
@@ -337,6 +338,17 @@ def _compare_grants(
                 _compare_object(metadata, name, wanted.get(on, ()), found.get(on, ()))
         if db in databases and db not in refused:
             _compare_roles(metadata, comparison, db, here)
+
+
+def _granted(comparison: Comparison, databases: Sequence[str]) -> dict[str, tuple[Granted, Granted]]:
+    """Returns the grants of both sides by database; several databases may have one value in common."""
+    known = {} if comparison.granted is None else comparison.granted
+    missing = {db for db in databases if db not in known}
+    if missing:
+        sides = [(comparison.source, missing), (comparison.target, {comparison.replica(db) for db in missing})]
+        here, there = (side.all_grants(names) if side.keeps_grants() else Granted() for side, names in sides)
+        known |= dict.fromkeys(missing, (here, there))
+    return known
 
 
 def _without_grants(metadata: MetadataComparison, comparison: Comparison, db: str) -> set[str]:

@@ -27,6 +27,7 @@ REMOTE = (
 """Reason for a REMOTE database."""
 CONNECTOR = "data connector "  # begin of the name of such an object, which belongs to no database
 NO_CONNECTOR = "it may have passwords: create it by hand where it is needed"
+SOURCE_GRANTS = "its grants at the source are left out: "  # begin of the reason of a database
 NOT_TAKEN = "the target's metastore does not take it"  # begin of the reason of such an object
 ROOM = 3500  # characters of its value: metastores store at most 4000 of a property
 

@@ -10,7 +10,14 @@ import msgspec
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.events.scope import Patterns
 from replicator.core.model import Table
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, why_not_replicated
+from replicator.core.not_replicated import (
+    NOT_TAKEN,
+    PROPERTY,
+    SOURCE_GRANTS,
+    NotReplicated,
+    from_property,
+    why_not_replicated,
+)
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.replay.placement import Placement, relative
@@ -361,6 +368,8 @@ def lack_grants(plan: Plan, other: Callable[[], str]) -> None:
     returns the authorizer in place of the metastore's own."""
     if not plan.grants:
         plan.lacked[:] = [each for each in plan.lacked if not each.reason.startswith(NO_GRANTS)]
+        said = tuple(each for each in plan.metadata.not_replicated if not each.reason.startswith(SOURCE_GRANTS))
+        plan.metadata = msgspec.structs.replace(plan.metadata, not_replicated=said)
         return
     names = {db for db, change in plan.squashed.grants.items() if any(change.grants.values())}
     for step in plan.tables:

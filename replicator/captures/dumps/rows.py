@@ -20,7 +20,15 @@ from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.events.scope import Patterns, UnreadEvents, matches_name
 from replicator.captures.manifest import GRANTS, Manifest, is_known, read_records
-from replicator.captures.unlistable import Uncaptured, gaps, left_out, remembered, remembered_connectors, sight_at
+from replicator.captures.unlistable import (
+    Uncaptured,
+    gaps,
+    left_out,
+    remembered,
+    remembered_connectors,
+    remembered_grants,
+    sight_at,
+)
 from replicator.core.grouping import batched
 from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged
 from replicator.core.runtime import Progress
@@ -304,6 +312,7 @@ class Content:
         formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
         reported = (obj.reported() for obj in unseen)
         connectors = remembered_connectors(self._manifest, self._selection.databases)
+        connectors += remembered_grants(self._manifest, self._selection.databases)
         lacking = merged(connectors, self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
         for db in self._selection.databases:
             database = self._manifest.database(db)
