@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -249,19 +249,22 @@ class Constraint(Value, frozen=True, omit_defaults=True):
         return f"{self.kind} {self.name} ({', '.join(self.columns)}){to}{value}"
 
 
-USER, ROLE, GROUP = "USER", "ROLE", "GROUP"
+PrincipalKind = Literal["USER", "ROLE", "GROUP"]
+USER: PrincipalKind = "USER"
+ROLE: PrincipalKind = "ROLE"
+GROUP: PrincipalKind = "GROUP"
 
 
 class Grant(Value, frozen=True, omit_defaults=True):
-    """A privilege of the metastore's own authorization on an object. `kind`: USER, ROLE or GROUP, of the principal;
-    `grantor_kind`: the same of the grantor; `option`: the principal may grant it to others; `column`: one column of the
+    """A privilege of the metastore's own authorization on an object. `kind`: that of the principal; `grantor_kind`: of
+    the grantor; `option`: the principal may grant it to others; `column`: one column of the
     object, empty for the object itself."""
 
     principal: str
-    kind: str
+    kind: PrincipalKind
     privilege: str
     grantor: str = ""
-    grantor_kind: str = USER
+    grantor_kind: PrincipalKind = USER
     option: bool = False
     column: str = ""
 
@@ -273,10 +276,10 @@ class Grant(Value, frozen=True, omit_defaults=True):
 
 
 class Member(Value, frozen=True, omit_defaults=True):
-    """A principal that has a role. `kind`: USER, ROLE or GROUP; `option`: it may give the role to others."""
+    """A principal that has a role. `option`: it may give the role to others."""
 
     principal: str
-    kind: str
+    kind: PrincipalKind
     option: bool = False
 
     def __str__(self) -> str:

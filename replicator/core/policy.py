@@ -16,6 +16,7 @@ import msgspec
 from cmroot.store.hdfs import Attribute
 from cmroot.store.place import as_written, is_local
 from replicator.core.connections import MetastoreConfig
+from replicator.core.model import GROUP, ROLE, USER, PrincipalKind
 from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.text import (
     PartitionFilter,
@@ -35,13 +36,14 @@ Keeper = Literal["auto", "link", "version", "snapshot", "native", "copy", "none"
 Publish = Literal["mirror", "snapshot"]
 EngineName = Literal["auto", "local", "spark"]
 GrantsChoice = Literal["replicate", "ignore"]
-Principals = Mapping[tuple[str, str], tuple[str, str]]
-"""(USER, ROLE or GROUP, name) of principals of the source -> of the target; all others have one name on both sides."""
+Principal = tuple[PrincipalKind, str]
+Principals = Mapping[Principal, Principal]
+"""Principals of the source -> of the target; all others have one name on both sides."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # also the name of a slot (cmroot.pins) and of a directory
 _DEFAULT_PORT = "9083"
 _CATALOG = "hive"  # the default catalog, unless a server has another
-_KINDS = {"USER", "ROLE", "GROUP"}
+_KINDS: dict[str, PrincipalKind] = {each.lower(): each for each in (USER, ROLE, GROUP)}
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+")
 
 
@@ -207,16 +209,16 @@ def _addresses(uri: str) -> set[str]:
 def parse_principals(pairs: Iterable[tuple[str, str]]) -> Principals:
     """Parses pairs such as ("user:ann", "anna") or ("user:ann", "group:staff"). Raises ValueError for anything else,
     and for a principal of the target that two pairs name: in the other direction it would have two names."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    found: dict[Principal, Principal] = {}
     for before, after in pairs:
         kind, colon, name = before.partition(":")
         other, second, renamed = after.rpartition(":")
-        there = (other if second else kind).upper()
-        if not (colon and name and renamed) or {kind.upper(), there} - _KINDS:
+        here, there = _KINDS.get(kind.lower()), _KINDS.get((other if second else kind).lower())
+        if not (colon and name and renamed and here and there):
             raise ValueError(f"{before!r} = {after!r} does not name two principals, each a user, role or group")
         if (there, renamed) in found.values():
             raise ValueError(f"{before!r} = {after!r}: another principal has this name on the target")
-        found[kind.upper(), name] = (there, renamed)
+        found[here, name] = (there, renamed)
     return found
 
 

@@ -18,8 +18,8 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.Thrift import TApplicationException, TException
 
 from replicator.core.grouping import batched
-from replicator.core.model import ROLE, USER, Grant, Member, RoleMembers
-from replicator.core.policy import Principals
+from replicator.core.model import ROLE, USER, Grant, Member, PrincipalKind, RoleMembers
+from replicator.core.policy import Principal, Principals
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.connection import Connections
 
@@ -40,7 +40,7 @@ GRANTS_PER_CALL = 500
 MANAGERS = ("hive.security.authorization.manager", "hive.security.metastore.authorization.manager")
 _OWN = "org.apache.hadoop.hive.ql.security.authorization."
 _KINDS: dict[str, int] = ttypes.PrincipalType._NAMES_TO_VALUES
-_NAMES: dict[int, str] = ttypes.PrincipalType._VALUES_TO_NAMES
+_NAMES: dict[int, PrincipalKind] = ttypes.PrincipalType._VALUES_TO_NAMES
 _TYPES = ttypes.HiveObjectType
 _ONE_TYPE = ((_TYPES.DATABASE, None), (_TYPES.TABLE, None), (_TYPES.COLUMN, None), (_TYPES.PARTITION, None))
 _COLUMNS_OF_PARTITIONS = (_TYPES.COLUMN, [""])  # with values, and without a database, those of all partitions
@@ -260,8 +260,8 @@ def other_authorizer(metastore: MetastoreReader) -> str:
 # ---- comparing -------------------------------------------------------------------------------------------------------
 
 
-def mapped(principals: Principals, kind: str, name: str) -> tuple[str, str]:
-    """Returns (kind, name) of a principal on the target."""
+def mapped(principals: Principals, kind: PrincipalKind, name: str) -> Principal:
+    """Returns a principal by its name on the target."""
     return principals.get((kind, name), (kind, name))
 
 
@@ -280,9 +280,9 @@ def on_target(grants: Iterable[Grant], principals: Principals) -> tuple[Grant, .
 
 
 def role_on_target(role: RoleMembers, principals: Principals) -> RoleMembers | None:
-    """Returns a role with the principals of the target; None if it is not a role there."""
+    """Returns a role with the principals of the target; None if it is not a role there, or a built-in one."""
     kind, name = mapped(principals, ROLE, role.name)
-    if kind != ROLE:
+    if kind != ROLE or name in BUILT_IN:
         return None
     members = set[Member]()
     for each in role.members:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cmroot.errors import FormatError
+from replicator.captures.events.record import decode_line
 from replicator.core.model import Grant, Member, RoleMembers
 from replicator.core.policy import parse_principals
 from replicator.metastore.grants import difference, on_target, ordered, role_on_target
@@ -78,3 +80,12 @@ def test_principals_are_mapped_in_grants_grantors_and_roles() -> None:
 def test_what_is_no_principal_is_refused(wrong: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="does not name two principals"):
         parse_principals([wrong])
+
+
+def test_a_dump_cannot_add_members_to_a_built_in_role_nor_name_other_principals() -> None:
+    assert role_on_target(RoleMembers("admin", (Member("eve", "USER"),)), {}) is None
+    assert role_on_target(RoleMembers("r", (Member("eve", "USER"),)), parse_principals([("role:r", "admin")])) is None
+    line = b'{"position":1,"event":1,"time":1,"change":{"kind":"set_grants","db":"d","table":"t","grants":%s}}'
+    for wrong in (b'{"":[{"principal":"a","kind":"HOST","privilege":"ALL"}]}', b'{"../x":[]}', b"[]"):
+        with pytest.raises(FormatError):
+            decode_line(line % wrong)
