@@ -356,3 +356,32 @@ def test_a_scan_with_a_time_limit_finds_grants_too(fixture: Lab) -> None:
     access.source.revoke("user:ann", "SELECT", access.name("t"))
     assert fixture.capture("--no-scan").output["observed"] == 0
     assert fixture.capture().output["observed"] == 1
+
+
+def test_a_grant_that_the_target_refuses_is_named_until_it_is_repaired(fixture: Lab) -> None:
+    access, role = Access(fixture), f"r_{fixture.name}"
+    for name in ("t", "u", "w"):
+        fixture.source.table(name)
+    access.source.role(role)
+    access.grant(f"role:{role}", "SELECT", "t")
+    fixture.bootstrap()
+    access.target.drop_role(role)
+    access.grant(f"role:{role}", "SELECT", "u")
+    access.grant("user:ann", "SELECT", "u")
+    access.grant("user:ann", "SELECT", "w")
+    refused = access.catch_up()
+    assert refused.code == 3
+    (entry,) = refused.output["not_replicated"]
+    assert entry["object"] == access.name("u") and "the target's metastore refused it: grant" in entry["reason"]
+    assert access.target.shown(access.name("u")) == ["u SELECT to user:ann by user:admin"]
+    assert len(access.are_same("w")) == 1
+    fixture.source.alter("w", note="x")
+    later = access.catch_up()
+    assert (later.code, later.output["not_replicated"]) == (3, [entry])
+    assert access.verify().code == 4  # the role, and its grant on another table
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--cmroot", str(fixture.cmroot)]
+    place = ["--warehouse", str(fixture.warehouse), "--engine", "local"]
+    repaired = command("repair", *sides, "--db", access.db, *place, "--table", "t", "--table", "u")
+    assert repaired.code == 0, repaired
+    assert len(access.are_same("t", "u")) == 3
+    assert access.verify().code == 0

@@ -40,6 +40,10 @@ class Grants:
     def leave(self, name: str, member: str) -> None:
         self._member(T.GrantRevokeType.REVOKE, name, member)
 
+    def drop_role(self, name: str) -> None:
+        with client(self.uri) as c:
+            c.drop_role(name)
+
     def members(self, name: str) -> list[str]:
         with client(self.uri) as c:
             if name not in c.get_role_names():
