@@ -50,6 +50,7 @@ from replicator.captures.unlistable import (
     remember_connectors,
 )
 from replicator.captures.walk import Measured, refresh_tables, walk_database
+from replicator.core.audit import record_begun
 from replicator.core.logging import tell_event
 from replicator.core.model import EXTERNAL, Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
@@ -105,7 +106,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
     with acquire(root.place, "capture") as lease:
         lease.check()
         bind_catalog(root.place, source)
-        sweep_incoming(root.place)
+        sweep_incoming(root.place, record=partial(record_begun, root.place))
         sweep_log(root.place, lease)
         with open_manifest(root) as manifest:
             sweep_made(root.place, manifest)

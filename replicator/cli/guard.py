@@ -12,7 +12,7 @@ from replicator.cli.options import Session, json_option, options_of, pass_sessio
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
 from replicator.cli.table import renamed_command
 from replicator.commands.guard import audit_ls, audit_undo, legal_hold_add, legal_hold_ls, legal_hold_release
-from replicator.lifecycle.removal.audit import AuditShown
+from replicator.core.audit import AuditShown
 
 F = TypeVar("F", bound=Callable[..., Any])
 

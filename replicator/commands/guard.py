@@ -16,9 +16,9 @@ from cmroot.root import create_or_open, open_existing
 from replicator.commands.base import Options, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.options import Bytes, DryRun, Moment, PathFilter, Positive, Root, Share, Where, arg, opt
+from replicator.core.audit import AuditShown, show_audit, who
 from replicator.core.text import parse_size
 from replicator.errors import ConfigError, UsageError
-from replicator.lifecycle.removal.audit import AuditShown, show_audit, who
 from replicator.lifecycle.removal.job import BroughtBack, Job, bring_back
 from replicator.lifecycle.removal.removal import (
     MIN_DEPTH,

@@ -22,6 +22,7 @@ import msgspec
 
 from cmroot.root import create_or_open
 from replicator.captures.events.scope import behind
+from replicator.core.audit import who
 from replicator.core.logging import step as told_step
 from replicator.core.model import Database
 from replicator.core.policy import Policy, matching_databases
@@ -30,7 +31,6 @@ from replicator.core.runtime import Progress, Silent
 from replicator.core.spark import SparkEngine, hive_settings
 from replicator.core.text import quoted_name
 from replicator.errors import Error, MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
-from replicator.lifecycle.removal.audit import who
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.newer_servers import refuse_for_spark

@@ -21,13 +21,13 @@ import msgspec
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, s, timed
 from cmroot.root import create_or_open
+from replicator.core.audit import begin_audit
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.spark import SparkEngine
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.clean import plan
 from replicator.lifecycle.housekeeping.settings import THREE_DAYS, UNREFERENCED, LifecycleDefaults
 from replicator.lifecycle.housekeeping.store import PAGE, Item, ItemStore, store_url
-from replicator.lifecycle.removal.audit import begin_audit
 from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.lifecycle.removal.removal import Limits

@@ -24,16 +24,16 @@ from waiting import CEILING
 
 from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
+from replicator.core.audit import Removal, begin_audit
 from replicator.core.engine import AutoEngine, LocalEngine, Result, Task
 from replicator.core.spark import SparkEngine
 from replicator.errors import FormatError, LeaseHeld
 from replicator.lifecycle.purge.rewrite.formats import FileFormat
 from replicator.lifecycle.purge.rewrite.rewrite_task import FilesTask, FileWork, run_files_task
 from replicator.lifecycle.purge.rewrite.rewrite_task import sweep_staging as sweep_purge
-from replicator.lifecycle.removal.audit import begin_audit
 from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.live import LiveLocations, LiveReference
-from replicator.lifecycle.removal.removal import Limits, Removal
+from replicator.lifecycle.removal.removal import Limits
 from replicator.replay.apply.copy_task import run_copy_task
 from replicator.replay.apply.staging import fenced, noted, sweep_staging
 from replicator.replay.apply.transfer import CloneTask, run_clone_task

@@ -26,16 +26,15 @@ from cmroot.errors import Exists, FormatError
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.cli.main import run as command
+from replicator.core.audit import Removal, begin_audit, read_audit
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound, Refused, UsageError
-from replicator.lifecycle.removal.audit import begin_audit, read_audit
 from replicator.lifecycle.removal.job import Job, Removals, Remover, bring_back
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.lifecycle.removal.removal import (
     LegalHold,
     Limits,
-    Removal,
     add_hold,
     judge,
     read_holds,

@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import gobblin_examples as examples
 import pytest
 from command_line import Answer, command
 from faults import Fault, run_with
+from lab import Lab
 
 from cmroot.root import create_or_open
 
@@ -20,8 +22,8 @@ DAY = 86_400
 class FarLake:
     """Four versions of a dataset, of four files each, on another device than `$cmroot`."""
 
-    def __init__(self, place: Path, far: Path) -> None:
-        self.place, self.cmroot = far / "user/gobblin/a", place / "cm"
+    def __init__(self, place: Path, far: Path, cmroot: Path | None = None) -> None:
+        self.place, self.cmroot = far / "user/gobblin/a", cmroot or place / "cm"
         create_or_open(str(self.cmroot))
         self._job, self._far = place / "job.conf", far
         for name, age in {"older": 12, "old": 9, "young": 2, "new": 1}.items():
@@ -49,6 +51,10 @@ class FarLake:
 
     def left(self) -> dict[str, int]:
         return {each.name: len(list(each.iterdir())) for each in self.place.iterdir()}
+
+    def audit(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = command("audit", "ls", "--cmroot", str(self.cmroot)).output["rows"]
+        return found
 
     def notes(self) -> list[Path]:
         return list((self.cmroot / "retention").glob("removing-*"))
@@ -94,3 +100,33 @@ def test_a_rest_is_judged_anew(lake: FarLake) -> None:
     assert lake.left() == {"old": 2, "young": 4, "new": 4} and len(lake.notes()) == 1
     assert lake.run(examples.TIME_BASED).code == 0
     assert lake.left() == {"young": 4, "new": 4} and lake.notes() == []
+
+
+@pytest.mark.parametrize("first", ["capture", "load", "retention", "undo"])
+def test_files_that_a_killed_run_moved_are_in_its_record_whatever_comes_first(fixture: Lab, first: str) -> None:
+    """Moved by one rename and not recorded when the run dies: the command that comes first on that root records them
+    as files of the killed run, which is undone by its own name."""
+    fixture.source.table("t", {"f": "1\n"})
+    fixture.bootstrap()
+    cmroot = fixture.target_cmroot if first == "load" else fixture.cmroot
+    lake = FarLake(fixture.here, fixture.here, cmroot)
+    run = ["retention", "run", *lake.arguments(examples.TIME_BASED)[2:]]
+    assert run_with(Fault("after", "rename", r"/incoming/recycle-"), run).killed
+    (killed,) = {row["run"] for row in lake.audit()}
+    assert lake.left().keys() < {"older", "old", "young", "new"}
+    comes_first(first, fixture, lake)
+    undone = command("audit", "undo", "--cmroot", str(cmroot), "--run", killed)
+    assert (undone.code, undone.output["files"], undone.output["found_run"]) == (0, 4, ""), undone
+    rows = [row for row in lake.audit() if row["run"] == killed and row["what"] == "file"]
+    assert len(rows) == 4 and {row["job"] for row in rows} == {"retention"}
+    (reason,) = {row["reason"] for row in rows}
+    assert reason in {row["reason"] for row in lake.audit() if row["outcome"] == "intended"}
+
+
+def comes_first(first: str, fixture: Lab, lake: FarLake) -> None:
+    if first == "capture":
+        assert fixture.capture().code == 0
+    elif first == "load":
+        fixture.catch_up()
+    elif first == "retention":
+        assert lake.run(examples.TIME_BASED.replace("=7d", "=700d")).code == 0

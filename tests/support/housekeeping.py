@@ -12,6 +12,7 @@ from engines import local_engine
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.core.audit import AuditRow, read_audit
 from replicator.core.model import Table
 from replicator.core.runtime import Runtime
 from replicator.lifecycle.housekeeping.clean import Housekept
@@ -19,7 +20,6 @@ from replicator.lifecycle.housekeeping.item_queries import Filter, list_items
 from replicator.lifecycle.housekeeping.run import Housekeeping, RunOptions
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
 from replicator.lifecycle.housekeeping.store import Item, ItemStore, store_url
-from replicator.lifecycle.removal.audit import AuditRow, read_audit
 from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore

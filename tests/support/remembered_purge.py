@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cmroot.pins import iso
+from replicator.core.audit import begin_audit
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
-from replicator.lifecycle.removal.audit import begin_audit
 
 PURGE = "1700000000000-0123abcd"
 CERTIFICATE = Certificate(

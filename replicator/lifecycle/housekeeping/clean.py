@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from replicator.core.audit import Refusal, Removal
 from replicator.core.engine import AutoEngine
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
@@ -35,7 +36,6 @@ from replicator.lifecycle.housekeeping.store import (
     ItemStore,
 )
 from replicator.lifecycle.removal.job import Removals, Remover, measured
-from replicator.lifecycle.removal.removal import Refusal, Removal
 from replicator.metastore.client import Metastore, MetastoreReader
 
 # ---- housekept -------------------------------------------------------------------------------------------------------

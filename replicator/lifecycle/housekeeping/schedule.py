@@ -21,6 +21,7 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, join, local_path, located, normal
 from replicator.captures.events.record import ChangeRecord, EventsRead
 from replicator.captures.manifest import Manifest, manifest_path, opened, read_records
+from replicator.core.audit import Removal
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.not_replicated import Report
@@ -60,7 +61,7 @@ from replicator.lifecycle.housekeeping.store import (
 )
 from replicator.lifecycle.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.lifecycle.removal.live import LiveLocations
-from replicator.lifecycle.removal.removal import Removal, depth
+from replicator.lifecycle.removal.removal import depth
 from replicator.metastore.client import MetastoreReader
 
 BATCH = 5000

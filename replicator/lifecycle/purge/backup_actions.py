@@ -23,6 +23,7 @@ from cmroot.pins import iso, seconds
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal
 from replicator.captures.events.scope import refuse_other_catalog
+from replicator.core.audit import Removal, begin_audit
 from replicator.core.not_replicated import Report
 from replicator.core.roles import follows, mark_of
 from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
@@ -55,9 +56,8 @@ from replicator.lifecycle.purge.swapping import (
     settle_counts,
 )
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at, parts_of
-from replicator.lifecycle.removal.audit import begin_audit
 from replicator.lifecycle.removal.job import Job, Removals, bring_back
-from replicator.lifecycle.removal.removal import Judged, Removal, refuse_excess
+from replicator.lifecycle.removal.removal import Judged, refuse_excess
 from replicator.metastore.client import Metastore, checked
 
 # ---- purge undo ------------------------------------------------------------------------------------------------------

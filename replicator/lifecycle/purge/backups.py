@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from cmroot.pins import iso
 from cmroot.store.listing import FileState
 from cmroot.store.place import join, normal
+from replicator.core.audit import REMOVED, Removal, read_audit
 from replicator.core.model import Table
 from replicator.core.not_replicated import Rows
 from replicator.core.text import time_text
@@ -25,8 +26,6 @@ from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.options import RetainOptions
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at, parts_of
-from replicator.lifecycle.removal.audit import REMOVED, read_audit
-from replicator.lifecycle.removal.removal import Removal
 from replicator.metastore.client import Metastore
 
 

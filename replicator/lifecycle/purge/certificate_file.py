@@ -9,11 +9,11 @@ import msgspec
 
 from cmroot.errors import Exists
 from cmroot.store.place import as_written
+from replicator.core.audit import read_audit
 from replicator.core.text import count_text, printable, size_text
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.purge.state import PURGE
-from replicator.lifecycle.removal.audit import read_audit
 
 Section = tuple[str, Sequence[str]]
 

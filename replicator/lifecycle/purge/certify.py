@@ -26,6 +26,7 @@ from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal, resolved
 from replicator.captures.events.scope import Patterns, refuse_other_catalog
+from replicator.core.audit import AuditLog, begin_audit
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy, matching_databases
@@ -58,7 +59,6 @@ from replicator.lifecycle.purge.table_files import (
     older_contents,
     parts_of,
 )
-from replicator.lifecycle.removal.audit import AuditLog, begin_audit
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.newer_servers import refuse_for_spark

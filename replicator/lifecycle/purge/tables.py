@@ -16,6 +16,7 @@ import msgspec
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState
 from cmroot.store.place import Place, join, located
+from replicator.core.audit import Removal
 from replicator.core.grouping import batched
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
@@ -46,7 +47,7 @@ from replicator.lifecycle.purge.swapping import (
 )
 from replicator.lifecycle.purge.table_files import Part, look_at, new_location, parts_of
 from replicator.lifecycle.removal.job import Remover
-from replicator.lifecycle.removal.removal import LegalHold, Removal, forbidden, read_holds
+from replicator.lifecycle.removal.removal import LegalHold, forbidden, read_holds
 from replicator.metastore.client import Metastore
 
 BATCH = 100

@@ -23,7 +23,7 @@ import msgspec
 
 from cmroot.errors import Error, Exists, LeaseHeld, Protected
 from cmroot.keep.journal import files_at
-from cmroot.keep.recycle import files_below, is_left, recycle_tree, sweep_incoming
+from cmroot.keep.recycle import Recycled, files_below, is_left, recycle_tree, sweep_incoming
 from cmroot.keep.restore import restore_file
 from cmroot.lease import Lease, acquire, patiently
 from cmroot.root import ChangeRoot
@@ -31,14 +31,14 @@ from cmroot.store.local import status_of
 from cmroot.store.place import is_local, join, local_path, located, normal, refuse_root
 from cmroot.store.spelling import naming
 from replicator.captures.events.scope import bind_catalog, refuse_other_catalog
+from replicator.core.audit import REMOVED, AuditLog, Refusal, Removal, begin_audit, read_audit, record_begun, unwatched
 from replicator.core.engine import AutoEngine
 from replicator.core.grouping import batched, shared
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound
-from replicator.lifecycle.removal.audit import REMOVED, AuditLog, begin_audit, read_audit, unwatched
 from replicator.lifecycle.removal.live import LiveLocations, Unregistered
-from replicator.lifecycle.removal.removal import Judged, Limits, Refusal, Removal, judge, read_holds
+from replicator.lifecycle.removal.removal import Judged, Limits, judge, read_holds
 from replicator.metastore.client import Metastore, checked
 from replicator.replay.apply.staging import OPEN, Fence, fenced, give_up_attempts
 
@@ -59,8 +59,8 @@ _SWEPT = Removal(path="", what="file", reason="begun by a run that was killed")
 
 
 def finish_begun(audit: AuditLog) -> int:
-    """Records the files that killed runs had recycled without recording them. Returns their number. If there may be
-    any, waits for the root's lease; raises LeaseHeld after PATIENCE. May run twice."""
+    """Records the files that killed runs had recycled without recording them. Returns the number of those whose run is
+    unknown. If there may be any, waits for the root's lease; raises LeaseHeld after PATIENCE. May run twice."""
     if not is_left(audit.root):
         return 0
     with patiently(partial(acquire, audit.root, audit.job), PATIENCE):
@@ -68,9 +68,17 @@ def finish_begun(audit: AuditLog) -> int:
 
 
 def _sweep(audit: AuditLog) -> int:
-    """Records these files like the run's own; requires the lease."""
+    """Records these files as those of the killed run, or as the run's own if it is unknown; requires the lease."""
+    own: list[Recycled] = []
     with audit.recorder() as recorder:
-        return len(sweep_incoming(audit.root, record=recorder.of(_SWEPT)).finished)
+        record = recorder.of(_SWEPT)
+
+        def unknown(recycled: list[Recycled]) -> None:
+            record(recycled)
+            own.extend(recycled)
+
+        sweep_incoming(audit.root, record=partial(record_begun, audit.root, unknown=unknown))
+    return len(own)
 
 
 @dataclass
@@ -231,8 +239,8 @@ def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[RemovalOutc
 @dataclass
 class BroughtBack(Report):
     """The report of a restore. files, bytes: written. there: paths at which a file exists, which is retained. lost:
-    path -> why its bytes are unavailable. found_run: the run under which files that killed runs had recycled without
-    recording them are now recorded; it can be undone, too. "": there were none."""
+    path -> why its bytes are unavailable. found_run: the run under which files are now recorded that killed runs had
+    recycled, if their run is unknown; it can be undone, too. "": there were none."""
 
     status: str = "restored"
     run: str = ""

@@ -17,6 +17,7 @@ from cmroot.errors import Error, Exists, FormatError
 from cmroot.pins import seconds
 from cmroot.root import guard_names
 from cmroot.store.place import Place, is_local, normal, resolved, split_authority, touches
+from replicator.core.audit import Refusal, Removal
 from replicator.core.not_replicated import Report, Rows
 from replicator.errors import ObjectNotFound, Refused, UsageError
 
@@ -166,31 +167,6 @@ MIN_DEPTH = 2
 """The minimum depth of a path below the store's root or bucket: protects `/warehouse` or `s3://bucket/db`."""
 
 
-class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory to be removed. what: "path", "partition", "table", "version", "backup", "staging" or "trash". object:
-    the "db.table" it belongs to, or empty; partition: escaped name. reason: a sentence with the numbers that led to it.
-    files, bytes: as planned. drops: the object is dropped, too, so its own references do not count."""
-
-    path: str
-    what: str
-    reason: str
-    object: str = ""
-    partition: str = ""
-    files: int = 0
-    bytes: int = 0
-    drops: bool = False
-
-    @property
-    def name(self) -> str:
-        """The object's name, as in patterns of legal holds."""
-        return f"{self.object}/{self.partition}" if self.partition else self.object
-
-    @property
-    def bare(self) -> Removal:
-        """The removal without its counts and `drops`, for comparison."""
-        return msgspec.structs.replace(self, files=0, bytes=0, drops=False)
-
-
 @dataclass(frozen=True)
 class Limits:
     """Limits of one run's removals. max_share: share of the items that the job examined, 0 to 1; max_bytes; None: no
@@ -205,14 +181,6 @@ class Limits:
     def of_a_whole(self) -> bool:
         """True if there are limits for the entire plan."""
         return self.max_share is not None or self.max_bytes is not None
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A removal that is forbidden, and why, as a sentence."""
-
-    removal: Removal
-    why: str
 
 
 @dataclass(frozen=True)

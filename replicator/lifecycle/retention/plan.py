@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from cmroot.store.place import normal
+from replicator.core.audit import Refusal, Removal
 from replicator.core.grouping import batched
 from replicator.core.model import partition_name
 from replicator.core.not_replicated import Rows
 from replicator.errors import ConfigError
 from replicator.lifecycle.removal.job import Removals
-from replicator.lifecycle.removal.removal import Refusal, Removal
 from replicator.lifecycle.retention.access import Access, access_policies, wanted_access
 from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.dataset_versions import Listed, Pair, Version, path_finder

@@ -17,13 +17,13 @@ from cmroot.errors import UNREADABLE, Error, FormatError
 from cmroot.log.captured import segments
 from cmroot.store.place import Place, is_local, local_path, located, normal, parent, remove_if_empty
 from replicator.captures.events.scope import captured_databases
+from replicator.core.audit import AuditLog, Refusal
 from replicator.core.engine import LocalEngine
 from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
-from replicator.lifecycle.removal.audit import AuditLog
 from replicator.lifecycle.removal.job import BATCH, Job, Remover, measured
 from replicator.lifecycle.removal.live import LiveLocations
-from replicator.lifecycle.removal.removal import Limits, Refusal, forbidden, read_holds, refuse_counts
+from replicator.lifecycle.removal.removal import Limits, forbidden, read_holds, refuse_counts
 from replicator.lifecycle.retention.access import AT_ONCE, Beginnings, Begun, begun, is_set, set_access
 from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.datasets import Dataset, Failed, explained, find_datasets

@@ -10,6 +10,7 @@ import hashlib
 import time as clocks
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.dump import confirm
 from replicator.captures.dumps.layout import DumpReader
 from replicator.captures.events.scope import bind_catalog
+from replicator.core.audit import record_begun
 from replicator.core.logging import tell_event
 from replicator.core.model import Function
 from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
@@ -90,7 +92,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
     with acquire(root, "load") as lease:
         lease.check()
         bind_catalog(root, target)
-        sweep_incoming(root)
+        sweep_incoming(root, record=partial(record_begun, root))
         unswept = dict[str, None]()
         sweep_staging(root, unswept.setdefault)
         plan = plan_load(reader, target, options)

@@ -13,10 +13,10 @@ from replicator.commands.guard import AuditLsOptions, audit_ls, legal_hold_ls
 from replicator.commands.housekeeping import HousekeepingLsOptions
 from replicator.commands.ingest import IngestLsOptions
 from replicator.commands.status import history, lag
+from replicator.core.audit import AuditRow, AuditShown
 from replicator.ingestion.ingestion_request import Asset, JobDetail
 from replicator.ingestion.ingestion_shown import AssetsShown, IngestionStats
 from replicator.lifecycle.purge.certify import Certificate
-from replicator.lifecycle.removal.audit import AuditRow, AuditShown
 from replicator.lifecycle.removal.removal import LegalHolds
 from replicator.lifecycle.retention.datasets import Explained
 from replicator.policies.drill_record import ShownDrills

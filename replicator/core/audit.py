@@ -25,14 +25,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
-from cmroot.keep.recycle import Recycled
+from cmroot.keep.recycle import Record, Recycled, forget
 from cmroot.pins import seconds
 from cmroot.store.local import LocalStore
 from cmroot.store.place import Place, is_local, join, local_path
-from cmroot.store.spelling import naming
+from cmroot.store.spelling import naming, normal, split_authority, upwards
+from cmroot.text import shown
 from replicator.core.not_replicated import Rows
 from replicator.errors import UsageError
-from replicator.lifecycle.removal.removal import Refusal, Removal
 
 INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"
 """Outcomes: about to be removed; removed, with its bytes in `$cmroot`; forbidden by a rule; attempted and failed; a
@@ -58,6 +58,39 @@ AUDIT = pa.schema(
         ("detail", pa.string()),  # of a refusal or failure: why it was not removed; of a change: JSON
     ]
 )
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory to be removed. what: "path", "partition", "table", "version", "backup", "staging" or "trash". object:
+    the "db.table" it belongs to, or empty; partition: escaped name. reason: a sentence with the numbers that led to it.
+    files, bytes: as planned. drops: the object is dropped, too, so its own references do not count."""
+
+    path: str
+    what: str
+    reason: str
+    object: str = ""
+    partition: str = ""
+    files: int = 0
+    bytes: int = 0
+    drops: bool = False
+
+    @property
+    def name(self) -> str:
+        """The object's name, as in patterns of legal holds."""
+        return f"{self.object}/{self.partition}" if self.partition else self.object
+
+    @property
+    def bare(self) -> Removal:
+        """The removal without its counts and `drops`, for comparison."""
+        return msgspec.structs.replace(self, files=0, bytes=0, drops=False)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A removal that is forbidden, and why, as a sentence."""
+
+    removal: Removal
+    why: str
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +167,18 @@ class AuditLog:
         """Records completed removals. Their files and bytes are the numbers actually removed."""
         self._write([self._row(each, REMOVED) for each in removals])
 
+    def recycled(self, removal: Removal, recycled: Sequence[Recycled]) -> None:
+        """Records files of a removal that are retained now."""
+        self._write(self.file_rows(removal, recycled))
+
+    def file_rows(self, removal: Removal, recycled: Sequence[Recycled]) -> list[dict[str, Any]]:
+        rows = []
+        for each in recycled:
+            row = self._row(removal, REMOVED)
+            row |= {"what": "file", "path": each.path, "files": 1, "bytes": each.kept.size}
+            rows.append(row | {"checksum": each.kept.checksum})
+        return rows
+
     def changed(
         self,
         object: str,
@@ -190,11 +235,7 @@ class FileRecorder:
         return lambda recycled: self._record(removal, recycled)
 
     def _record(self, removal: Removal, recycled: Sequence[Recycled]) -> None:
-        rows = []
-        for each in recycled:
-            row = self._audit._row(removal, REMOVED)
-            row |= {"what": "file", "path": each.path, "files": 1, "bytes": each.kept.size}
-            rows.append(row | {"checksum": each.kept.checksum})
+        rows = self._audit.file_rows(removal, recycled)
         if self._lines is None:
             self._audit._write(rows)
         elif rows:
@@ -250,6 +291,40 @@ def read_audit(
         for one in (top / named).list() if run is None else [run]:
             for name in (top / named / one).list():
                 yield from _rows(str(top / named / one / name), wanted)
+
+
+def record_begun(root: str, recycled: list[Recycled], *, unknown: Record = forget) -> None:
+    """Records files that a killed run had moved without recording them, as files of that run: of the newest run that
+    intended to remove a directory at or above them, and has not finished it. unknown: records those of no such run; by
+    default they are a load's, which has no audit. All files are from one directory. Durable when it returns."""
+    begun = _begun(root, recycled[0].path) if recycled else None
+    if begun is None:
+        unknown(recycled)
+        return
+    audit = AuditLog(root, begun.job, begun.run, begun.who)
+    known = {name: getattr(begun, name) for name in ("path", "what", "reason", "object", "partition")}
+    audit.recycled(Removal(**known), recycled)
+
+
+def _begun(root: str, path: str) -> AuditRow | None:
+    """Reads the audit from its newest run on. Compares paths without the filesystem, which is the root's: only what is
+    renamed into it waits there."""
+    above = set(upwards(split_authority(path)[1]))
+    top = Place(root) / "audit"
+    runs = [(run, job) for job in top.list() for run in (top / job).list()]
+    for run, job in sorted(runs, reverse=True):
+        unfinished: dict[str, AuditRow] = {}
+        for row in read_audit(root, job=job, run=run):
+            place = split_authority(shown(normal(row.path)))[1] if row.path else ""
+            if row.what == "file" or place not in above:
+                continue
+            if row.outcome == INTENDED:
+                unfinished[place] = row
+            elif row.outcome == REMOVED:
+                unfinished.pop(place, None)
+        if unfinished:
+            return unfinished[max(unfinished, key=len)]
+    return None
 
 
 def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
