@@ -150,6 +150,22 @@ class Occupant:
     def __str__(self) -> str:
         return f"{self.db}.{self.table}" + (f"/{self.partition}" if self.partition else "")
 
+    @property
+    def why(self) -> str:
+        """The reason why the directory remains."""
+        return f"{self} also uses them"
+
+
+@dataclass(frozen=True)
+class Link:
+    """The occupant of a directory that is a symbolic link: the unknown owner of the directory that it names."""
+
+    why: str = "it is a symbolic link, and no removal follows one"
+    source: str = ""
+
+
+Holder = Occupant | Link
+
 
 @dataclass(frozen=True)
 class Leaving:
@@ -168,7 +184,7 @@ class Free:
     """The clearings that are allowed, and the paths that may not be cleared, with their occupants."""
 
     clearings: list[Clearing] = field(default_factory=list)
-    held: list[tuple[str, Occupant]] = field(default_factory=list)
+    held: list[tuple[str, Holder]] = field(default_factory=list)
 
 
 class Neighbours:
@@ -205,6 +221,15 @@ class Neighbours:
                 self._add_partition(table, partition)
 
     # ---- queries --------------------------------------------------------------------------------------------------
+
+    def removable(self, places: Iterable[str], leaving: Leaving) -> Free:
+        """Returns the same as `free`, for directories that are removed with all files: symbolic links are not."""
+        linked, others = list[str](), list[str]()
+        for place in dict.fromkeys(places):
+            (linked if is_link(place) else others).append(place)
+        answer = self.free(others, leaving)
+        answer.held += [(place, Link()) for place in linked]
+        return answer
 
     def free(self, places: Iterable[str], leaving: Leaving) -> Free:
         """Returns which directories may be cleared, and which paths in them may not."""
@@ -383,6 +408,11 @@ class Neighbours:
             holder = replace(holder, place=place, source=self._sources.get((holder.db, holder.table), ""))
             self._at.setdefault(place, []).append(holder)
             self._places.setdefault((holder.db, holder.table), set()).add(place)
+
+
+def is_link(place: str) -> bool:
+    """Returns True if a directory is a symbolic link; the links above it are part of its path."""
+    return is_local(place) and os.path.islink(local_path(place))
 
 
 def _spellings(place: str) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ from cmroot.store.place import (
 from replicator.core.not_replicated import NotReplicated, renamed
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.neighbours import Leaving, Name, Neighbours, Occupant, clear
+from replicator.replay.neighbours import Holder, Leaving, Name, Neighbours, clear
 from replicator.replay.placement import PUBLISHED
 from replicator.replay.replica import LOADING
 
@@ -118,7 +118,7 @@ class RetiredSwept:
 
     directories: int = 0
     files: int = 0
-    held: list[tuple[str, Occupant]] = field(default_factory=list)
+    held: list[tuple[str, Holder]] = field(default_factory=list)
     whose: dict[str, Name] = field(default_factory=dict)
 
 
@@ -161,7 +161,7 @@ def sweep_retired(
 
 
 def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Retired], swept: RetiredSwept) -> None:
-    free = neighbours.free([each.directory for each in noted], Leaving())
+    free = neighbours.removable([each.directory for each in noted], Leaving())
     clearings, holders = {each.directory: each for each in free.clearings}, dict(free.held)
     for each in noted:
         clearing = clearings.get(each.directory)
@@ -248,7 +248,7 @@ class Stays:
             first, reason, count = self._found.get(table, (place, why, 0))
             self._found[table] = first, reason, count + 1
 
-    def add_held(self, held: Sequence[tuple[str, Occupant]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
+    def add_held(self, held: Sequence[tuple[str, Holder]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
         """Adds held directories. whose: their former tables. Returns warnings for those that another replica of the
         source (its root's id) uses: at the source they remain for the same reason."""
         shared = []
@@ -256,7 +256,7 @@ class Stays:
             if holder.source == source:
                 shared.append((place, holder))
             else:
-                self.add(whose[place], place, f"{holder} also uses them")
+                self.add(whose[place], place, holder.why)
         return reported(shared)
 
     def not_replicated(self, databases: Mapping[str, str]) -> list[NotReplicated]:
@@ -270,9 +270,9 @@ class Stays:
         return renamed(named, sources)
 
 
-def reported(held: Sequence[tuple[str, Occupant]]) -> Iterator[str]:
+def reported(held: Sequence[tuple[str, Holder]]) -> Iterator[str]:
     """Yields warnings; a large number is summarised in one."""
     for place, holder in held[:REPORTED]:
-        yield f"the files in {place} were kept: {holder} also uses them"
+        yield f"the files in {place} were kept: {holder.why}"
     if len(held) > REPORTED:
         yield f"the files in {len(held) - REPORTED} more directories were kept: other objects also use them"

@@ -343,3 +343,90 @@ def test_a_killed_load_is_ended_and_leaves_nothing(pair: Lab, fault: Fault) -> N
     assert not (Path(pair.keys["target_cmroot"]) / "superseded").is_dir() or not list(
         (Path(pair.keys["target_cmroot"]) / "superseded").iterdir()
     )
+
+
+# ---- directories that are symbolic links ----------------------------------------------------------------------------
+
+
+def linked(directory: Path, elsewhere: Path) -> Path:
+    """What an administrator does who moves a directory of the replica to another disk."""
+    elsewhere.parent.mkdir(parents=True, exist_ok=True)
+    directory.rename(elsewhere)
+    directory.symlink_to(elsewhere)
+    return elsewhere
+
+
+@pytest.mark.parametrize("keys", [{}, {"publish": "snapshot", "publish_delay": "1ms"}], ids=["in place", "snapshot"])
+def test_a_dropped_table_in_a_linked_directory_is_named_and_the_others_are_loaded(
+    pair: Lab, keys: dict[str, str]
+) -> None:
+    pair.keys |= keys
+    a = pair.db("a")
+    for name in ("linked", "other"):
+        a.table(name, {"one": OLD.decode()})
+    sync(pair)
+    where = Path(str(pair.replica().metastore.table(f"{pair.name}_a", "linked").location).removeprefix("file:"))
+    disk = linked(where, pair.here / "disk" / "linked")
+    a.drop("linked")
+    a.write("other", {"two": "rows of now"})
+    (why,) = stays(pair, "a.linked")
+    assert "symbolic link" in why and str(where) in why
+    assert (disk / "one").read_bytes() == OLD and where.is_symlink()
+    assert pair.replica().shown().keys() == {"other"}
+    assert pair.replica().shown()["other"]["files"] == a.shown()["other"]["files"]
+
+
+def test_a_dropped_partition_in_a_linked_directory_is_named(pair: Lab) -> None:
+    a = pair.db("a")
+    a.partitioned("t", {"1": {"one": OLD.decode()}, "2": {"one": OLD.decode()}})
+    sync(pair)
+    disk = linked(pair.replica().home / "t" / "p=1", pair.here / "disk" / "p=1")
+    a.drop_partitions("t", ["1"])
+    a.add("t", {"3": {"one": "rows of now"}})
+    (why,) = stays(pair, "a.t")
+    assert "symbolic link" in why and (disk / "one").read_bytes() == OLD
+    pair.are_same()
+
+
+def test_a_table_created_over_a_linked_directory_with_files_is_named_and_tried_again(pair: Lab) -> None:
+    """Its old files would be rows of the new table; the next run compares them one by one."""
+    a = pair.db("a")
+    for name in ("t", "other"):
+        a.table(name, {"one": OLD.decode()})
+    sync(pair)
+    disk = linked(pair.replica().home / "t", pair.here / "disk" / "t")
+    a.drop("t")
+    a.table("t", {"two": "rows of now"})
+    a.write("other", {"two": "rows of now"})
+    for reason in stays(pair, "a.t"):
+        assert "symbolic link" in reason
+    assert (disk / "one").read_bytes() == OLD and not (disk / "two").exists()
+    assert pair.replica().shown()["other"] == a.shown()["other"]
+    sync(pair)
+    assert [each.name for each in disk.iterdir()] == ["two"] and kept(pair) == 1
+    pair.are_same()
+
+
+def test_a_new_table_is_loaded_into_an_empty_linked_directory(pair: Lab) -> None:
+    a = pair.db("a")
+    a.table("first")
+    sync(pair)
+    disk = pair.here / "disk"
+    disk.mkdir()
+    (pair.replica().home / "t").symlink_to(disk)
+    a.table("t", {"one": "rows of now"})
+    sync(pair)
+    assert (disk / "one").read_text() == "rows of now"
+    pair.are_same()
+
+
+def test_new_and_removed_files_of_a_table_in_a_linked_directory_are_replicated(pair: Lab) -> None:
+    a = pair.db("a")
+    a.table("t", {"one": OLD.decode()})
+    sync(pair)
+    disk = linked(pair.replica().home / "t", pair.here / "disk" / "t")
+    a.write("t", {"two": "rows of now"})
+    (a.home / "t" / "one").unlink()
+    sync(pair)
+    assert sorted(each.name for each in disk.iterdir()) == ["two"]
+    pair.are_same()

@@ -113,6 +113,11 @@ class Outcomes:
             if everything or many > max(MAY_REFUSE, self._taken):
                 raise error
 
+    def leave(self, name: str, why: str) -> None:
+        """Records an object that the target could store only after a change by its administrator. Tried again."""
+        with self._lock:
+            self._refused[name] = MetastoreError(why)
+
     def stays(self, name: str, refused: str) -> None:
         """Records the source's name of the object that keeps an old name on the target, as a rename was refused."""
         self._staying[name] = self._refused[refused]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cmroot.names import foreign
-from cmroot.store.place import Place, join, normal
+from cmroot.store.place import Place, join, located, normal
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
@@ -21,7 +21,7 @@ from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.existing_objects import create_databases
 from replicator.replay.apply.transfer import CloneTask, run_clone_task
 from replicator.replay.apply.work import Work, exists, leaving_partitions, make_directory
-from replicator.replay.neighbours import Leaving
+from replicator.replay.neighbours import Leaving, is_link
 from replicator.replay.placement import not_noted, relative
 from replicator.replay.plan import (
     LeftOut,
@@ -332,6 +332,7 @@ class Preparation:
         survive a restart."""
         if self._work.plan.snapshot:
             return  # a directory of the load's own is empty
+        self._leave_linked()
         marks, places = [], dict[str, tuple[str, str]]()
         for step in self._work.plan.tables:
             location = step.table.location if step.table else None
@@ -344,12 +345,23 @@ class Preparation:
                 relative(home, location) is not None for home in self._work.plan.placement.target_locations.values()
             ):
                 self._work.plan.warnings.append(f"a database is stored in {location}: old files in it were kept")
-            elif exists(location):
+            elif exists(location) and not is_link(location):
                 places[location] = step.name
             marks.append(mark)
         self._work.recycle(places, Leaving(set(places.values())))
         for mark in marks:
             mark.write_bytes(b"")
+
+    def _leave_linked(self) -> None:
+        """Leaves out tables whose directory is a symbolic link: old files in it would become rows of the new table."""
+        for step in self._work.plan.tables:
+            location = step.table.location if step.table else None
+            if not (step.clear and location and is_link(location)) or self._work.mark(step).exists():
+                continue
+            if not exists(location) or located(location).list():  # an empty one is used like any directory
+                why = f"its directory {location} is a symbolic link to a directory that is not empty"
+                self._work.outcomes.leave(step.source, f"{why}: empty it, or remove the link")
+        self._leave_refused()
 
 
 def _same_place(one: str | None, other: str | None) -> bool:

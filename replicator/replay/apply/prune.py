@@ -205,7 +205,7 @@ class _Counting:
         assert step.table is not None
         for batch in batches:
             self.found.partitions += len(batch)
-            free = self.replay.neighbours.free(
+            free = self.replay.neighbours.removable(
                 own_places(step.table, batch), leaving_partitions(step.table, _names(step, batch))
             )
             self.found.warnings += reported(free.held)
@@ -232,7 +232,7 @@ class _Dropping:
             if places and plan.snapshot:
                 note_retired(root, plan.snapshot, [Retired(place, *step.name) for place in places])
             elif places:
-                free = neighbours.free(places, leaving_partitions(step.table, names))
+                free = neighbours.removable(places, leaving_partitions(step.table, names))
                 self.done.warnings += plan.stays.add_held(free.held, dict.fromkeys(places, step.name), plan.mark.source)
                 around = to_recycle(root, free, plan, neighbours)
                 tasks = [RecycleTask(root, each) for each in batched(around, 100)]

@@ -124,7 +124,7 @@ class _Weighing:
         """Returns removable files and bytes, by directory."""
         fresh = [place for place in dict.fromkeys(places) if normal(place) not in self._seen]
         self._seen.update(map(normal, fresh))
-        clearings = self._neighbours.free(fresh, leaving).clearings if fresh else []
+        clearings = self._neighbours.removable(fresh, leaving).clearings if fresh else []
         found: dict[str, tuple[int, int]] = {}
         tasks = [SizeTask(some) for some in batched(clearings, _TASK)]
         for task, sizes in zip(

@@ -317,7 +317,7 @@ class Work:
         `leaving` have at, in or above them."""
         if not directories:
             return
-        free = self.neighbours.free(directories, leaving)
+        free = self.neighbours.removable(directories, leaving)
         self.plan.warnings += self.plan.stays.add_held(free.held, directories, self.plan.mark.source)
         if free.clearings:
             self.check()
