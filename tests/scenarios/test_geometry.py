@@ -347,3 +347,46 @@ def test_a_directory_goes_with_its_last_file(fixture: Lab, partitioned: bool) ->
     )
     assert repaired.code == 0, repaired
     assert command(*verify).code == 0 and there.exists() and not (there / "left").exists()
+
+
+# ---- a directory that a dropped external object left ----------------------------------------------------------------
+
+
+def emptied(place: Path) -> None:
+    """What its owner does before or after the drop, without an event."""
+    shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_table_is_renamed_to_where_an_external_one_was_dropped(fixture: Lab, at_once: bool) -> None:
+    db = fixture.source
+    for name in ("t", "next"):
+        table(db, name, db.home / name, {"one": name}, external=False)
+    bootstrap(fixture)
+    toggle(db, "t", external=True)
+    if not at_once:
+        catch_up(fixture)
+    emptied(db.home / "t")
+    db.metastore.drop_table(fixture.name, "t")
+    if not at_once:
+        catch_up(fixture)
+    db.rename("next", "t")
+    catch_up(fixture)
+    assert [each.read_text() for each in (fixture.target.home / "t").iterdir()] == ["next"]
+
+
+def test_a_partition_is_renamed_to_where_one_of_an_external_table_was_dropped(fixture: Lab) -> None:
+    db = fixture.source
+    table(db, "t", db.home / "t", partitioned=True, external=False)
+    for value in ("1", "2"):
+        partition(db, "t", value, db.home / "t" / f"p={value}", {"one": value})
+    bootstrap(fixture)
+    toggle(db, "t", external=True)
+    db.metastore.drop_partitions(fixture.name, "t", ["p=1"])
+    catch_up(fixture)
+    emptied(db.home / "t" / "p=1")
+    toggle(db, "t", external=False)
+    (found,) = next(iter(db.metastore.partitions(db.name, "t", ["p=2"])))
+    db.metastore.rename_partition(db.name, "t", ["2"], msgspec.structs.replace(found, values=("1",)))
+    catch_up(fixture)
+    assert [each.read_text() for each in (fixture.target.home / "t" / "p=1").iterdir()] == ["2"]

@@ -324,6 +324,7 @@ def at(obj: Any, location: str) -> Any:
 NAMES = ("a", "b", "c")
 PARTS = ("1", "2", "3")
 PLACES = ("/outside/x", "/outside/y", "/source/z")
+SWEPT = ("/outside/x/p=1", *(f"{SOURCE_HOME}/{each}" for each in ("a", "b", "a/p=1")))
 steps = st.one_of(
     st.tuples(st.just("create"), st.sampled_from(NAMES), st.booleans(), st.sampled_from((None, *PLACES))),
     st.tuples(st.just("drop"), st.sampled_from(NAMES)),
@@ -344,7 +345,10 @@ steps = st.one_of(
     st.tuples(st.just("analyze"), st.sampled_from(NAMES), st.sampled_from((*PARTS, ""))),
     st.tuples(st.just("constrain"), st.sampled_from(NAMES), st.sampled_from((PRIMARY_KEY, CHECK))),
     st.tuples(st.just("refer"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
-    st.tuples(st.just("sweep"), st.sampled_from((*PLACES, "/outside/x/p=1", f"{SOURCE_HOME}/a/p=1"))),
+    st.tuples(
+        st.just("sweep"),
+        st.sampled_from((*PLACES, "/outside/x/p=1", *(f"{SOURCE_HOME}/{each}" for each in ("a", "b", "a/p=1")))),
+    ),
     st.tuples(st.just("list")),
 )
 
@@ -839,6 +843,17 @@ def test_a_range_at_once_leads_to_the_state_of_the_source(before: Any, after: An
 
 @thorough
 @example([], [("drop part", "c", "1"), ("sweep", "/outside/x/p=1"), ("add", "c", "1", None), ("write", "c", "1", "g")])
+@example([], [("toggle", "b"), ("drop", "b"), ("sweep", f"{SOURCE_HOME}/b"), ("rename", "a", "b")])
+@example(
+    [],
+    [
+        ("toggle", "a"),
+        ("drop part", "a", "1"),
+        ("sweep", f"{SOURCE_HOME}/a/p=1"),
+        ("toggle", "a"),
+        ("rename part", "a", "2", "1"),
+    ],
+)
 @given(st.lists(steps, max_size=8), st.lists(steps, min_size=1, max_size=12))
 def test_a_range_record_by_record_leads_to_the_same(before: Any, after: Any) -> None:
     history, target, begin = begun(before, after)

@@ -159,6 +159,10 @@ class Preparation:
             self._work.target.alter_table(*old, of_kind(there, external=True))
             renamed = of_kind(renamed, external=True)  # until it is committed
         plain = without_path(renamed)
+        if is_moved_by_renaming(renamed) and _same_place(renamed.location, there.location):
+            home = self._work.target.database(new[0]).location
+            if home and there.location and not _same_place(there.location, join(home, new[1])):
+                self._make_way(join(home, new[1]), new, Leaving())
         self._work.target.alter_table(*old, plain)
         if plain is not renamed:
             self._work.target.alter_table(*new, with_path(self._work.target.table(*new)))
@@ -288,12 +292,29 @@ class Preparation:
             if self._work.plan.snapshot:
                 partition = self._stepped_aside(step, partition, old, new)
                 renamed = msgspec.structs.replace(renamed, storage=partition.storage)
+            elif first is None or first.moves:
+                self._make_way_for_partition(step, partition, new)
             self._work.target.rename_partition(*step.name, partition.values, renamed)
             now = self._work.partitions_named(step, [new])
             there.update(now)
             if step.table is not None:
                 self._work.neighbours.replaced(step.table, [old], now.values())
             self._work.changed.count()
+
+    def _make_way(self, place: str, name: Name, leaving: Leaving) -> None:
+        """Removes files that an object left which was dropped while it was external: a server refuses to move a
+        directory to one that exists. The source has none there."""
+        if exists(place):
+            self._work.recycle({place: name}, leaving)
+
+    def _make_way_for_partition(self, step: TablePlan, partition: Partition, new: str) -> None:
+        """Does it below the table's directory, or, as servers before Hive 3 do, below the one of its name."""
+        there, database = self._work.target.table(*step.name), self._work.target.database(step.name[0])
+        if is_moved_by_renaming(there):
+            homes = [join(database.location, there.name)] if database.location else []
+            for place in dict.fromkeys(join(home, new) for home in (*homes, there.location or "")):
+                if not _same_place(place, partition.location):
+                    self._make_way(place, step.name, Leaving())
 
     def _be_of_kind(self, step: TablePlan, *, external: bool) -> None:
         """Gives a table the kind that it had when a partition was renamed, by which a server decides to move the
@@ -317,8 +338,7 @@ class Preparation:
         place = join(database, step.name[1], new)
         if normal(place) == normal(partition.location):
             return partition
-        if exists(place):  # of a partition that had the name before; the server refuses a name whose location exists
-            self._work.recycle({place: step.name}, leaving_partitions(step.table, [old]))
+        self._make_way(place, step.name, leaving_partitions(step.table, [old]))
         gone = Retired(partition.location, *step.name, old, successor=place)
         self._work.supersede([gone])
         self._carry([(partition.location, place)])
