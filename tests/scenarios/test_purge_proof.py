@@ -103,19 +103,23 @@ def test_many_files_of_a_partition_are_read_as_its_directory(
     assert warehouse.rows("many.t") == before
 
 
+def hashes(warehouse: Warehouse, *values: str) -> int:
+    """The number of different ones."""
+    rows = warehouse.session.sql(" UNION ALL ".join(f"SELECT {value} AS c" for value in values))
+    rows = rows.selectExpr(f"xxhash64({spark_work._with_nulls('c', rows.schema.fields[0].dataType, 0)})")
+    return len({tuple(row) for row in rows.collect()})
+
+
 def test_a_hash_tells_every_null_and_no_order_of_a_map(warehouse: Warehouse) -> None:
     """Spark's ORC writer sorts a map's entries, and others leave them as they came."""
-
-    def hashes(*values: str) -> int:
-        rows = warehouse.session.sql(" UNION ALL ".join(f"SELECT {value} AS c" for value in values))
-        rows = rows.selectExpr(f"xxhash64({spark_work._with_nulls('c', rows.schema.fields[0].dataType, 0)})")
-        return len({tuple(row) for row in rows.collect()})
-
-    assert hashes("map('b', array(1, null), 'a', null)", "map('a', null, 'b', array(1, null))") == 1
-    assert hashes("map('a', array(1, null))", "map('a', array(1))", "map('a', array(null, 1))", "map('a', null)") == 4
-    assert hashes("array('x')", "array('x', null)", "array(null, 'x')", "array()", "null") == 5
+    maps = "map('a', array(1, null))", "map('a', array(1))", "map('a', array(null, 1))", "map('a', null)"
+    assert hashes(warehouse, "map('b', array(1, null), 'a', null)", "map('a', null, 'b', array(1, null))") == 1
+    assert hashes(warehouse, *maps) == 4
+    arrays = "array('x')", "array('x', null)", "array(null, 'x')", "array()", "null"
+    assert hashes(warehouse, *arrays) == 5
     some = [f"named_struct('p', {p}, 'q', {q})" for p, q in ((1, "int(null)"), ("int(null)", 1), (1, 1))]
-    assert hashes(*some, "null") == 4 and hashes(*(f"array({one})" for one in some), "array(null)") == 4
+    assert hashes(warehouse, *some, "null") == 4
+    assert hashes(warehouse, *(f"array({one})" for one in some), "array(null)") == 4
 
 
 def test_what_is_compared_of_a_directory_is_the_sum_of_its_files() -> None:
@@ -126,3 +130,36 @@ def test_what_is_compared_of_a_directory_is_the_sum_of_its_files() -> None:
     )
     found = old | new | {"/ab/1": (9, 9, 9)}
     assert spark_work._below(found, "/a") == spark_work._below(found, "/c") == (3, 50, 700)
+
+
+VARIANTS = "(id BIGINT, v VARIANT, n STRUCT<a: ARRAY<VARIANT>, m: MAP<STRING, VARIANT>>, k STRING)"
+
+
+@pytest.mark.parametrize("format_", ["parquet", "json"])
+def test_rows_with_variants_are_purged_and_proved(warehouse: Warehouse, format_: str) -> None:
+    """Spark hashes no VARIANT, at no depth."""
+    name = f"variants_{format_}.t"
+    warehouse.sql(
+        f"CREATE DATABASE variants_{format_}",
+        f"CREATE TABLE {name} {VARIANTS} USING {format_} PARTITIONED BY (k) TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {name} SELECT id, v, named_struct('a', array(v, null), 'm', map('x', v)), if(id < 50, 'a', 'b')"
+        ' FROM (SELECT id, if(id = 31, null, parse_json(concat(\'{"number":\', id, \',"list":[null,"stays-\', id,'
+        " '\"]}'))) AS v FROM range(0, 100, 1, 1))",
+    )
+    texts = f"SELECT id, to_json(v), to_json(n), k FROM {name} WHERE id % 10 <> 0 ORDER BY id"
+    kept = warehouse.sql(texts)
+    done = warehouse.purge(warehouse.root(f"variant_{format_}"), warehouse.ids, name)
+    assert [table.error for table in done.tables] == [""], done
+    assert {unit["partition"]: unit["state"] for unit in done.tables[0].units} == {"k=a": "DONE", "k=b": "DONE"}, done
+    assert done.status == "done" and done.tables[0].files_proved == 2
+    warehouse.sql(f"REFRESH TABLE {name}")
+    assert warehouse.sql(texts) == kept and warehouse.sql(f"SELECT count(*) FROM {name}") == [(90,)]
+
+
+def test_a_hash_tells_every_value_and_type_of_a_variant(warehouse: Warehouse) -> None:
+    texts = ["1", "1.0", '"1"', "null", '{"a":1,"b":[2]}', '{"a":1,"b":[2,null]}', "[]", "{}"]
+    values = [*(f"parse_json('{text}')" for text in texts), "variant_get(parse_json('1'), '$', 'variant')"]
+    assert hashes(warehouse, *values, "cast(null as variant)", "cast(cast(1 as int) as variant)") == len(texts) + 1
+    assert hashes(warehouse, """parse_json('{"a":1,"b":2}')""", """parse_json('{"b":2,"a":1}')""") == 1
+    nested = [f"array(map('k', parse_json('{text}')))" for text in texts]
+    assert hashes(warehouse, *nested, "array(map('k', cast(null as variant)))") == len(texts) + 1

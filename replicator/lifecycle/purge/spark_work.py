@@ -307,7 +307,8 @@ def _signed(number: int) -> int:
 
 
 def _with_nulls(value: str, type_: Any, depth: int) -> str:
-    """Returns two expressions to hash: a null flag, and the value with sorted maps, whose order varies by writer."""
+    """Returns expressions to hash: a null flag, and the value with sorted maps, whose order varies by writer, and with
+    the text and types of variants."""
     each = f"x{depth}"
     match type_.typeName():
         case "array":
@@ -319,6 +320,8 @@ def _with_nulls(value: str, type_: Any, depth: int) -> str:
         case "struct":
             inner = ((f"{value}.{quoted_name(field.name)}", field.dataType) for field in type_.fields)
             reported = f"struct({', '.join(_with_nulls(*one, depth) for one in inner)})"
+        case "variant":  # which Spark does not hash
+            reported = f"to_json({value}), schema_of_variant({value})"
         case _:
             reported = value
     return f"isnull({value}), {reported}"
