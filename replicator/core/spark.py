@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from cmroot.store.local import Shared
+from cmroot.store.place import scratch
 from replicator.core.cluster import Careful, SharedPlaces, cause_of, hint_of, ship
 from replicator.core.connections import MetastoreConfig, checked, client_settings, require_pyspark
 from replicator.core.grouping import BatchReader, Deciding, batched, by_partition, unpack
@@ -32,6 +33,8 @@ GROUP_TASKS = 64  # Spark tasks after a large shuffle on few cores: an executor 
 
 _CATALOG = "spark.sql.catalogImplementation"
 _URIS = "spark.hadoop.hive.metastore.uris"
+RESOURCES = "spark.hadoop.hive.downloaded.resources.dir"
+"""The setting of a directory that each session of Spark's Hive client makes, and does not remove when it ends."""
 _AUTHENTICATION = "hadoop.security.authentication"
 
 _DEFAULTS = {
@@ -74,6 +77,7 @@ class SparkEngine:
         self.start_seconds = 0.0
         self._shared = SharedPlaces(elsewhere=False)
         self._shipped: Any = None  # a directory that executors read while the application runs
+        self._scratch = contextlib.ExitStack()  # a directory of the Spark that is started here
 
     @property
     def context(self) -> Any:
@@ -250,6 +254,7 @@ class SparkEngine:
                 except Exception as error:
                     logging.getLogger(__name__).info("Spark did not stop by itself: %s", error)
                 forget_dead_gateway()
+                self._scratch.close()
 
     def _start(self) -> Any:
         environment = dict(self._environment() if callable(self._environment) else self._environment)
@@ -265,6 +270,8 @@ class SparkEngine:
                 if key in self._settings or not conf.contains(key):
                     conf.set(key, value)
             conf.setMaster(master)
+            if conf.get(_CATALOG, "") == "hive" and not conf.contains(RESOURCES):
+                conf.set(RESOURCES, resources_in(self._scratch.enter_context(scratch("spark"))))
             _log_in(SparkContext._jvm, conf)
             context = SparkContext(conf=conf)
         except Exception as error:
@@ -297,6 +304,11 @@ class SparkEngine:
                 given = os.environ.get("SPARK_SUBMIT_OPTS", "")  # the later of two options counts
                 more.setdefault("SPARK_SUBMIT_OPTS", f"{quiet} {given}".strip())
         SparkContext._ensure_initialized(gateway=launch_gateway(conf, _WithEnvironment(more)))
+
+
+def resources_in(directory: Path) -> str:
+    """Returns the value of RESOURCES for sessions whose directories are made in this one."""
+    return f"{directory}/${{hive.session.id}}_resources"
 
 
 def is_local(master: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -35,6 +36,18 @@ def test_a_command_on_a_metastore_takes_its_catalog_or_says_why_not(name: str) -
     given = {parameter.name for parameter in command.params if isinstance(parameter, click.Option)}
     missing = {option for side, option in CATALOGS.items() if side in given} - given
     assert not missing or "default catalog" in (command.help or ""), missing
+
+
+def test_every_command_has_json_except_the_two_that_the_readme_names() -> None:
+    def without(commands: dict[str, click.Command]) -> set[str]:
+        groups = [each for each in commands.values() if isinstance(each, click.Group)]
+        leaves = {name: each for name, each in commands.items() if not isinstance(each, click.Group)}
+        own = {name for name, each in leaves.items() if "as_json" not in {option.name for option in each.params}}
+        return own.union(*(without(table.below(each)) for each in groups))
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert without(table.commands()) == {"serve", "completion"}
+    assert re.search(r"Every command has `--json` \(except `serve`.*`completion`", readme)
 
 
 def test_every_command_that_copies_or_compares_takes_json_lines() -> None:

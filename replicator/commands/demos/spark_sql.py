@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 
 class SparkSql:
@@ -60,6 +60,8 @@ def serve(uri: str, warehouse: str, settings: dict[str, str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever Spark prints goes to standard error
 
+    from cmroot.store.place import scratch
+    from replicator.core.spark import RESOURCES, resources_in
     from replicator.metastore.java import find_java, spark_environment
 
     os.environ.update(spark_environment(find_java(os.environ)))
@@ -80,7 +82,13 @@ def serve(uri: str, warehouse: str, settings: dict[str, str]) -> None:
     }
     for key, value in (defaults | settings).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with scratch("demo") as here:
+        session = builder.config(RESOURCES, resources_in(here)).getOrCreate()
+        answer_lines(session, answers)
+        session.stop()
+
+
+def answer_lines(session: Any, answers: TextIO) -> None:
     for line in sys.stdin:
         try:
             rows = [list(row) for row in session.sql(json.loads(line)).collect()]
@@ -89,7 +97,6 @@ def serve(uri: str, warehouse: str, settings: dict[str, str]) -> None:
             answer = {"error": str(error)[:2000]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    session.stop()
 
 
 if __name__ == "__main__":
