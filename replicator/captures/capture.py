@@ -51,6 +51,7 @@ from replicator.captures.unlistable import (
 )
 from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.core.audit import record_begun
+from replicator.core.config import nearest
 from replicator.core.logging import tell_event
 from replicator.core.model import EXTERNAL, Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
@@ -146,7 +147,7 @@ def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str
         if name not in existing and name not in known:
             raise ObjectNotFound(
                 f"database {name} does not exist in {source.uri}",
-                hint=f"existing databases: {', '.join(sorted(existing)[:20])}",
+                hint=f"{nearest(name, existing)}existing databases: {', '.join(sorted(existing)[:20])}",
             )
     if databases and not everything:
         return [name for name in databases if name not in known]

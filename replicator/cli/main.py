@@ -216,7 +216,18 @@ def _tell_usage(error: click.ClickException, as_json: bool) -> int:
     usage = isinstance(error, click.UsageError)
     message = error.format_message() if not isinstance(error, click.exceptions.NoArgsIsHelpError) else "no command"
     message = without_credentials(message)  # it quotes what was given
-    return _tell("UsageError" if usage else "Error", message, f"see `{path} --help`", error.exit_code, as_json)
+    hint = f"{_meant(error, context)}see `{path} --help`"
+    return _tell("UsageError" if usage else "Error", message, hint, error.exit_code, as_json)
+
+
+def _meant(error: click.ClickException, context: click.Context | None) -> str:
+    """Returns the beginning of a hint for arguments of another command, or of an option; "" if there is none."""
+    command = context.command if context else None
+    given = str((context.params.get("policy") if context else None) or "")
+    if isinstance(error, click.MissingParameter) and command and command.name == "restore" and "/" in given:
+        return f"`replicator load {given}` loads a dump; "
+    has_db = command is not None and any("--db" in each.opts for each in command.params)
+    return "a database is given as --db NAME; " if has_db and "extra argument" in error.format_message() else ""
 
 
 def _tell_unexpected(error: Exception, as_json: bool, verbose: bool) -> int:

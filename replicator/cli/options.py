@@ -23,6 +23,7 @@ from replicator.core.config import Config, parse_settings
 from replicator.core.logging import VARIABLE, ProgressFile, Watch, now_about, step
 from replicator.core.runtime import Bars, Progress, Silent
 from replicator.core.text import parse_duration, parse_rate, parse_size
+from replicator.errors import UsageError
 
 if TYPE_CHECKING:
     from replicator.commands.base import Verb
@@ -243,6 +244,25 @@ class VerbOption(click.Option):
         return value, source
 
 
+class PolicyArgument(click.Argument):
+    """The argument of a command that needs a policy: without it, the only one that is configured. explicit: it must be
+    given."""
+
+    def __init__(self, *names: Any, explicit: bool = False, **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.explicit = explicit
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        session = ctx.find_object(Session)
+        if self.value_is_missing(value) and session is not None and not ctx.resilient_parsing:
+            policies = session.config.policies
+            if len(policies) != 1 or self.explicit:
+                known = ", ".join(sorted(policies)) or "(none is configured)"
+                raise UsageError("Missing argument 'POLICY'.", hint=f"policies of {session.config.looked_for}: {known}")
+            value = next(iter(policies))
+        return super().process_value(ctx, value)
+
+
 def _parameter(field: Declared, old: Sequence[str], *, positional: bool) -> Callable[[F], F]:
     """Returns the decorator that adds a field's option or argument."""
     option, name = field.option, field.name
@@ -250,6 +270,8 @@ def _parameter(field: Declared, old: Sequence[str], *, positional: bool) -> Call
     several = any(get_origin(each) is Sequence for each in field.values)
     if option.positional and positional:
         more: dict[str, Any] = {"nargs": -1} if several else {} if required else {"default": field.default}
+        if required and option.metavar == "POLICY":
+            more |= {"cls": PolicyArgument, "explicit": option.explicit}
         return click.argument(name, metavar=option.metavar, required=required, type=_type(field), **more)
     flags = option.flags or (f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}",)
     form: dict[str, Any] = {

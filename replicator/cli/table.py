@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +96,18 @@ class CommandTable(click.Group):
         if name not in COMMANDS:
             return None
         return names_completed(command(name)) if VARIABLE in os.environ else command(name)
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, arguments)
+        except click.UsageError as error:
+            near = get_close_matches(arguments[0], COMMANDS)
+            if not near:
+                raise
+            message = f"No such command {arguments[0]!r}. Did you mean {' or '.join(map(repr, near))}?"
+            raise click.UsageError(message, ctx=context) from error
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, COMMANDS))

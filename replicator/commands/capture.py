@@ -40,6 +40,7 @@ def _nobody(*about: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions(Copying, OfPolicy):
+    chooses: ClassVar = "source"
     needed: ClassVar = ("source", "cmroot")
 
     policy: OptionalPolicy = field(default=None, kw_only=False)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
+from cmroot.log.captured import segments
 from cmroot.root import create_or_open, open_existing
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
 from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
-from replicator.captures.events.scope import refuse_other_catalog
+from replicator.captures.events.scope import captured_databases, refuse_other_catalog
 from replicator.captures.recording import Captured
 from replicator.commands.base import names, point, verb
-from replicator.commands.of_policy import Selecting
+from replicator.commands.of_policy import Existing, Selecting
 from replicator.commands.options import (
     DeclaredEmpty,
     DeepScan,
     DryRun,
+    EveryDatabase,
     Formats,
     GrantsOption,
     KeeperChoice,
@@ -26,6 +27,7 @@ from replicator.commands.options import (
     OptionalPolicy,
     ScanChoice,
     ScanTime,
+    SelectedDatabases,
     Source,
     SourceCatalog,
     SourceRoot,
@@ -40,6 +42,7 @@ from replicator.policies.roles import epochs_to_dump
 
 @dataclass(frozen=True, kw_only=True)
 class DumpOptions(Selecting):
+    chooses: ClassVar = "source"
     needed: ClassVar = ("source", "cmroot", "db")
 
     policy: OptionalPolicy = field(default=None, kw_only=False)
@@ -47,7 +50,8 @@ class DumpOptions(Selecting):
     catalog: SourceCatalog = None
     cmroot: SourceRoot = ""
     out: Annotated[str, opt("The dump's directory, new or empty.", metavar="PLACE")]
-    db: Annotated[str | Sequence[str], opt("A database to dump; repeatable.", metavar="NAME")] = ()
+    db: SelectedDatabases = ()
+    all_databases: EveryDatabase = False
     since: Annotated[
         Moment | int | None, opt("Incremental: an event id, a time (UTC), or an earlier dump's directory.", metavar="X")
     ] = None
@@ -77,6 +81,14 @@ class DumpOptions(Selecting):
     key_file: KeyFile = None
     dry_run: DryRun = False
 
+    def existing(self) -> Existing:
+        return super().existing() if self.capture_first else captured_in(self.cmroot)
+
+
+def captured_in(root: str) -> Existing:
+    """Returns the databases of a root's log."""
+    return Existing(root, captured_databases(segments(open_existing(root).place)) or [])
+
 
 @verb(DumpOptions)
 def dump(options: DumpOptions) -> Dumped | DumpPlan:
@@ -89,6 +101,8 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
 
     Raises UsageError for a range or pattern that fits nothing; Refused for a replica or a fenced database;
     BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
+    if options.out == "-":
+        raise UsageError("--out -: a dump is a directory of files, not a stream", hint="give a new or empty directory")
     if options.empty and not options.capture_first:
         raise UsageError("--empty applies to the capture, which --no-capture omits", hint="give one of them")
     wanted = dumping.DumpSettings(

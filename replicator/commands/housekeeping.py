@@ -47,6 +47,7 @@ from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
 
 @dataclass(frozen=True, kw_only=True)
 class HousekeepingRunOptions(Removing, OfPolicy):
+    chooses: ClassVar = "metastore"
     needed: ClassVar = ("metastore", "cmroot")
 
     metastore: MetastoreName = field(default="", kw_only=False)

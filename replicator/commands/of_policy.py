@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from cmroot.store.local import FLOW
 from replicator.captures.events.scope import Patterns
 from replicator.commands.base import Options, pairs
 from replicator.commands.options import OptionalPolicy, opt, python_only
 from replicator.core.policy import METADATA, Policy, Principals, parse_principals
+from replicator.core.roles import is_shadow
 from replicator.core.runtime import JOBS
 from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.policies.checks.check import impatient
 from replicator.policies.direction import Direction, Sides, current_direction
+
+ALL = ".*"
+"""The pattern of all databases."""
 
 SIDES = {"metastore", "source", "target"}
 
@@ -27,13 +32,20 @@ class OfPolicy(Options):
 
     needed: ClassVar[Sequence[str]] = ()
     """Fields that the caller or a policy must give."""
+    chooses: ClassVar[str] = ""
+    """The field of the metastore whose databases `db` selects by patterns; "": `db` is a name."""
 
     policy: OptionalPolicy = None
 
     def complete(self) -> Self:
         """With what the policy knows. Raises UsageError where there is no such policy, and for what
         is needed and nobody gives; ObjectNotFound for a policy without databases."""
-        known = self._known(self.settings.policy(self.policy)) if self.policy is not None else {}
+        if getattr(self, "all_databases", False) and "db" in self.needed:
+            if getattr(self, "db", None):
+                raise UsageError("--all-databases and --db both select databases", hint="give one of them")
+            every: dict[str, Any] = {"db": ALL, "all_databases": False}
+            return replace(self, **every).complete()
+        known = self._known(self._policy(self.policy)) if self.policy is not None else {}
         done = replace(self, config=self.settings, **known).in_catalogs()
         for name in self.needed:
             if not getattr(done, name):
@@ -42,7 +54,37 @@ class OfPolicy(Options):
                 raise UsageError(
                     f"Missing option '{option}'.", hint=f"give it, or a policy that provides it: {policies}"
                 )
-        return done
+        return done._chosen() if self.chooses else done
+
+    def _policy(self, name: str) -> Policy:
+        """Raises UsageError, with the option that was meant, for another thing than a policy."""
+        try:
+            return self.settings.policy(name)
+        except UsageError as error:
+            if meant := self.meant(name):
+                raise UsageError(error.message, hint=f"{meant}; {error.hint}") from error
+            raise
+
+    def meant(self, name: str) -> str:
+        """Returns a hint for an argument that is not a policy; "" if there is none."""
+        if "db" in {each.name for each in fields(self)} and not getattr(self, "db", None) and "/" not in name:
+            return f"a database is given as --db {name}"
+        return ""
+
+    def _chosen(self) -> Self:
+        """With the databases that `db` and `all_databases` select."""
+        given = getattr(self, "db", ())
+        wanted = [given] if isinstance(given, str) else list(given)
+        if not any(map(is_pattern, wanted)):
+            return self
+        found: dict[str, Any] = {"db": matching(self.existing(), wanted)}
+        return replace(self, **found)
+
+    def existing(self) -> Existing:
+        """Returns the databases that patterns select from."""
+        with self.connected(getattr(self, self.chooses)) as metastore:
+            names = [name for name in metastore.database_names() if not is_shadow(metastore.database(name))]
+            return Existing(metastore.uri, names)
 
     def _known(self, policy: Policy) -> dict[str, Any]:
         names = {each.name for each in fields(self)}
@@ -129,6 +171,42 @@ def principals_of(given: Mapping[str, str] | Sequence[str]) -> Principals:
         return parse_principals(pairs(given, "--principal"))
     except ValueError as error:
         raise UsageError(f"--principal: {error}", hint="e.g. user:ann=anna, or user:ann=group:staff") from error
+
+
+class Existing(NamedTuple):
+    """Databases, and the place that has them, for messages."""
+
+    place: str
+    names: Sequence[str]
+
+
+def is_pattern(database: str) -> bool:
+    """Returns True for a regular expression that is not simply a name."""
+    return re.search(r"[^\w@#-]", database) is not None
+
+
+def matching(existing: Existing, wanted: Sequence[str]) -> list[str]:
+    """Returns the databases whose entire name matches a pattern, case-insensitive as in a policy, and those that are
+    given by name. Raises UsageError for text that is not a regular expression, ObjectNotFound for a pattern that
+    matches none."""
+    found: dict[str, None] = {}
+    for text in wanted:
+        if not is_pattern(text):
+            found[text.lower()] = None
+            continue
+        try:
+            pattern = re.compile(text, re.IGNORECASE)
+        except re.error as error:
+            hint = "patterns match entire database names, e.g. 'sales_.*'"
+            raise UsageError(f"not a regular expression: --db {text!r}: {error}", hint=hint) from error
+        some = [name for name in existing.names if pattern.fullmatch(name)]
+        if not some:
+            raise ObjectNotFound(
+                f"no database of {existing.place} matches {text!r}",
+                hint=f"existing databases: {', '.join(sorted(existing.names)[:20])}",
+            )
+        found |= dict.fromkeys(some)
+    return list(found)
 
 
 def only_one(names: Sequence[str], policy: str | None) -> str:

@@ -39,6 +39,7 @@ class Option:
     default: of the command line, if it is not the field's. required: None: if the field has no default. multiple:
     False: given once, although the field takes several values. envvar: the end of its variable's name, if it is not the
     field's name. exists: a file that must exist. positional: an argument. python_only: not on the command line.
+    explicit: a policy that must be given, even if only one is configured.
     """
 
     help: str
@@ -51,6 +52,7 @@ class Option:
     exists: bool = False
     positional: bool = False
     python_only: bool = False
+    explicit: bool = False
 
 
 def opt(help: str, *flags: str, **form: Any) -> Option:
@@ -227,6 +229,7 @@ Where = str | MetastoreConfig
 """A metastore: its name in the configuration, its URI, or a value of its own."""
 
 PolicyName = Annotated[str, arg("The policy's name in the configuration.", "POLICY")]
+ExplicitPolicy = Annotated[str, arg("The policy's name in the configuration.", "POLICY", explicit=True)]
 Adoption = Annotated[
     bool,
     opt(
@@ -268,11 +271,16 @@ SourceRoot = Annotated[str, opt("The source's change-management root.", metavar=
 CapturedDatabases = Annotated[
     str | Sequence[str],
     opt(
-        "Capture this database from now on; repeatable. Default: the databases that the root "
-        "captures already; for a new root, all.",
-        metavar="NAME",
+        "Capture this database from now on, or those whose entire names match; repeatable. Default: the databases "
+        "that the root captures already; for a new root, all.",
+        metavar="REGEX",
     ),
 ]
+SelectedDatabases = Annotated[
+    str | Sequence[str],
+    opt("A database of the source, or those whose entire names match; repeatable.", metavar="REGEX"),
+]
+EveryDatabase = Annotated[bool, opt("All databases of the source: --db '.*'.")]
 AllDatabases = Annotated[bool, opt("Capture every present database of the metastore from now on.")]
 ScanChoice = Annotated[bool, opt("Skip the scan for changes without an event (most of Spark's writes).")]
 ScanTime = Annotated[

@@ -80,6 +80,9 @@ class RestoreOptions(Copying, OfPolicy):
     formats: Formats = None
     dry_run: DryRun = False
 
+    def meant(self, name: str) -> str:
+        return f"`replicator load {name}` loads a dump" if "/" in name else super().meant(name)
+
     def known(self, direction: Direction) -> dict[str, Any]:
         """The primary gets back what it had, unless another metastore is named, whose root and places it names, too."""
         known = super().known(direction)

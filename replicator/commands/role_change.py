@@ -14,6 +14,7 @@ from replicator.commands.options import (
     CommitJobs,
     DatabaseMetastore,
     DryRun,
+    ExplicitPolicy,
     Natural,
     PolicyName,
     RunWait,
@@ -37,7 +38,7 @@ from replicator.policies.roles import RoleSet, ShownRoles, change_role, shown_ro
 class SwitchoverOptions(Options):
     renamed: ClassVar = {"anyway": "force", "drain": "drain_timeout"}
 
-    policy: PolicyName = field(kw_only=False)
+    policy: ExplicitPolicy = field(kw_only=False)
     to: Annotated[
         Literal["source", "target"] | None,
         opt(
@@ -85,7 +86,7 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
 class FailoverOptions(Options):
     renamed: ClassVar = {"accept_partial": "allow_partial", "patience": "answer_timeout", "reading": "read_timeout"}
 
-    policy: PolicyName = field(kw_only=False)
+    policy: ExplicitPolicy = field(kw_only=False)
     force: Annotated[bool, opt("Fail over, and accept the loss in the report.")] = False
     allow_partial: Annotated[bool, opt("Proceed although an interrupted load left tables between two states.")] = False
     look: Annotated[
@@ -128,7 +129,7 @@ def failover(options: FailoverOptions) -> RoleChanged:
 
 @dataclass(frozen=True, kw_only=True)
 class FailbackOptions(Options):
-    policy: PolicyName = field(kw_only=False)
+    policy: ExplicitPolicy = field(kw_only=False)
     switch: Annotated[bool, opt("Then switch over, so that the returned side is the primary again.")] = False
     wait: RunWait = timedelta(seconds=10)
     dry_run: DryRun = False

@@ -16,6 +16,7 @@ from replicator.commands.options import (
     CommitJobs,
     DatabaseNames,
     DryRun,
+    EveryDatabase,
     ExternalBase,
     Formats,
     GrantsOption,
@@ -24,6 +25,7 @@ from replicator.commands.options import (
     Positive,
     PrincipalNames,
     Scratch,
+    SelectedDatabases,
     Source,
     SourceCatalog,
     SourceRoot,
@@ -47,6 +49,7 @@ from replicator.metastore.client import MetastoreReader
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(Selecting):
+    chooses: ClassVar = "source"
     needed: ClassVar = ("source", "target", "db")
     renamed: ClassVar = {"cmroot": "target_cmroot"}
 
@@ -55,7 +58,8 @@ class VerifyOptions(Selecting):
     target: Target = ""
     catalog: SourceCatalog = None
     target_catalog: TargetCatalog = None
-    db: Annotated[str | Sequence[str], opt("A database, by its source name; repeatable.", metavar="NAME")] = ()
+    db: SelectedDatabases = ()
+    all_databases: EveryDatabase = False
     rename_db: DatabaseNames = ()
     map_location: LocationMap = ()
     level: Annotated[
