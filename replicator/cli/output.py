@@ -88,6 +88,24 @@ def aligned(pairs: Iterable[tuple[str, Any]]) -> list[str]:
     return lines
 
 
+def value_text(value: Any) -> str:
+    """Any value for a person, without the notation of a program: none, yes, `a = 1, b = 2`; quotes only around text
+    whose ends would not be seen."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return value if value and value == value.strip() else f'"{value}"'
+        case Mapping():
+            return ", ".join(f"{name} = {value_text(each)}" for name, each in value.items()) or "none"
+        case list() | tuple() | set() | frozenset():
+            return ", ".join(map(value_text, value)) or "none"
+        case _:
+            return str(value)
+
+
 def columns(head: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = ()) -> list[str]:
     """A table: a line of headings, then a line for each row, padded; columns named in `right` are aligned there."""
     lines = [list(head), *([("" if cell is None else printable(str(cell))) for cell in row] for row in rows)]

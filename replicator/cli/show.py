@@ -12,7 +12,7 @@ import click
 from replicator.captures.dumps.shown import Shown
 from replicator.captures.events.record import Change
 from replicator.cli.options import Session, json_option, options_of, pass_session
-from replicator.cli.output import aligned, size_text, time_text, write
+from replicator.cli.output import aligned, size_text, time_text, value_text, write
 from replicator.commands.show import show as run
 
 SPOOL = 16 << 20  # bytes of JSON held in memory; more waits in a file
@@ -81,14 +81,15 @@ def _header(header: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, f"event {value['event']}, position {value['position']}, {time_text(value['time'])}"
         elif key == "scope":
             yield name, ", ".join(value["databases"])
-            yield "include", value["include"]
-            yield "exclude", value["exclude"]
+            yield from ((key, value[key]) for key in ("include", "exclude"))
+            filters = value.get("partitions") or {}
+            yield "partitions", [f"{table}: {value_text(each)}" for table, each in filters.items()]
         elif key == "locations":
             yield name, [f"{db} at {location}" for db, location in value.items()]
         elif key == "bytes":
             yield name, size_text(value)
-        else:
-            yield name, value
+        elif value not in (None, "", [], {}):
+            yield name, list(map(value_text, value)) if isinstance(value, list | tuple) else value_text(value)
 
 
 def _file_line(entry: Mapping[str, Any]) -> str:

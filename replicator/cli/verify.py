@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from replicator.cli.options import Session, json_options, options_of, pass_session
-from replicator.cli.output import aligned, count_text, duration_text, emit, shortened, size_text, took
+from replicator.cli.output import aligned, count_text, duration_text, emit, shortened, size_text, took, value_text
 from replicator.commands.verify import repair as run_repair
 from replicator.commands.verify import verify as run_verify
 from replicator.compare.differences import Difference
@@ -71,9 +71,9 @@ def _sample_lines(report: Sampled) -> Iterable[str]:
 
 
 def _line(each: Difference) -> str:
-    """`db.table  column comment  c1: 'a' at the source, 'b' on the target`."""
+    """`db.table  column comment c1: a expected, b found`."""
     what = f"{each.kind} {each.field}".strip()
-    sides = [("nothing" if value is None else repr(value)) for value in (each.source, each.target)]
+    sides = [("nothing" if value is None else value_text(value)) for value in (each.source, each.target)]
     return f"{each.object}  {what}: {sides[0]} expected, {sides[1]} found"
 
 

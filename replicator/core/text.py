@@ -184,6 +184,8 @@ def absolute_moment(text: str, now: float) -> str:
     back = "-1d" if text == "yesterday" else text
     if not back.startswith("-"):
         return text
+    if back[1:].replace(".", "", 1).isdigit():
+        raise UsageError(f"{text!r} has no unit", hint=f"e.g. {text}s, {text}m, {text}d: a time back from now")
     try:
         moment = datetime.fromtimestamp(now - parse_duration(back[1:]).total_seconds(), UTC)
     except (ValueError, OverflowError, OSError) as error:
