@@ -576,3 +576,24 @@ def test_without_a_metastore_it_must_be_said_that_none_knows_of_the_files(lake: 
     arguments = ["retention", "run", lake.job(examples.TIME_BASED), "--cmroot", str(lake.cmroot), "--json"]
     assert command(arguments) == 2
     assert "--no-metastore" in lake.output()
+
+
+def test_versions_of_a_job_that_iterates_are_counted_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gobblin refuses `version.should.iterate` with the newest K; here it has no effect."""
+    for age, name in enumerate(("newest", "newer", "old", "oldest")):
+        place = tmp_path / "lake" / name
+        place.mkdir(parents=True)
+        os.utime(place, (1_000_000_000 - age, 1_000_000_000 - age))
+    lines = [
+        "gobblin.retention.dataset.finder.class=GlobCleanableDatasetFinder",
+        f"gobblin.retention.dataset.pattern={tmp_path}/lake",
+        "gobblin.retention.version.finder.class=GlobModTimeDatasetVersionFinder",
+        "gobblin.retention.selection.policy.class=org.apache.gobblin.data.management.policy.NewestKSelectionPolicy",
+        "gobblin.retention.selection.newestK.versionsNotSelected=3",
+        "gobblin.retention.version.should.iterate=true",
+    ]
+    (tmp_path / "job.properties").write_text("\n".join(lines) + "\n")
+    where = ["--cmroot", str(tmp_path / "cm"), "--no-metastore", "--dry-run", "--json"]
+    assert command(["retention", "run", str(tmp_path / "job.properties"), *where]) == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert [Path(item["path"]).name for item in items] == ["oldest"]
