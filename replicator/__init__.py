@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from replicator.commands.drill import drill as drill
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
+    from replicator.commands.dumps import DumpsVerifyOptions as DumpsVerifyOptions
+    from replicator.commands.dumps import dumps_verify as dumps_verify
     from replicator.commands.gateway import GatewayOptions as GatewayOptions
     from replicator.commands.gateway import gateway as gateway
     from replicator.commands.guard import AuditLsOptions as AuditLsOptions
@@ -243,6 +245,7 @@ _COMMANDS = {
     ),
     "drill": ("drill", "DrillOptions"),
     "dump": ("dump", "DumpOptions"),
+    "dumps": ("dumps_verify", "DumpsVerifyOptions"),
     "housekeeping": (
         "housekeeping_run",
         "HousekeepingRunOptions",

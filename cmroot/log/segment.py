@@ -134,9 +134,12 @@ few hundred KB can hold a line that would exhaust the memory."""
 class PartsReader:
     """A reader of a finished directory. Raises FormatError if the marker is missing, damaged or of another version."""
 
-    def __init__(self, place: str, marker_name: str, *, format: str = "parts", version: int = 1) -> None:
+    def __init__(
+        self, place: str, marker_name: str, *, format: str = "parts", version: int = 1, marker: Marker | None = None
+    ) -> None:
+        """marker: one that is not written yet."""
         self.place = place
-        self.marker = read_marker(join(place, marker_name), format, version)
+        self.marker = marker or read_marker(join(place, marker_name), format, version)
         self._whole: set[str] = set()  # names of parts whose checksums were verified
 
     @property

@@ -22,7 +22,8 @@ def dump(session: Session, /, as_json: bool, **given: Any) -> int:
     """Capture, then write a dump: a complete state of some databases (a bootstrap), or their changes (with --since, or
     with a confirmed --slot).
 
-    A dump contains file names and checksums, but no data; load reads the files from the source or from $cmroot.
+    A dump contains file names and checksums, but no data; load reads the files from the source or from $cmroot. With
+    --with-data it contains the bytes, too, and can be loaded when the source and $cmroot are gone.
 
     \b
     Example:
@@ -30,6 +31,7 @@ def dump(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator dump --source prod --cmroot /cm --db sales --since /dumps/1 --out /dumps/2 --exclude 'tmp_.*'
       replicator dump --source prod --cmroot /cm --db sales --slot dr --out /dumps/3
       replicator dump west --out /dumps/4
+      replicator dump west --with-data --out s3://backup/west/1
     """
     report = session.call(run, **given)
     if isinstance(report, DumpPlan):
@@ -49,6 +51,7 @@ def _dumped_lines(dumped: Dumped) -> Iterable[str]:
             ("range", f"{begin} to event {dumped.to_event} (position {dumped.to_position})"),
             ("records", f"{dumped.records:,} ({dumped.observed:,} found by scan)"),
             ("files", f"{dumped.files:,} named, {size_text(dumped.bytes)}"),
+            ("data", _data(dumped)),
             ("slot", dumped.slot or None),
             ("not replicated", shortened(map(str, dumped.not_replicated))),
             ("unknown", shortened(dumped.unknown)),
@@ -57,6 +60,16 @@ def _dumped_lines(dumped: Dumped) -> Iterable[str]:
             ("took", took(dumped.seconds)),
         ]
     )
+
+
+def _data(dumped: Dumped) -> str | None:
+    if not dumped.with_data:
+        return None
+    text = f"{count_text(dumped.data_files, 'content')}, {size_text(dumped.data_bytes)}"
+    text += f" ({dumped.data_files_copied:,} copied by this run)"
+    if dumped.data_files_referenced:
+        text += f"; {count_text(dumped.data_files_referenced, 'content')} in earlier dumps"
+    return text
 
 
 def _plan_lines(plan: DumpPlan) -> Iterable[str]:

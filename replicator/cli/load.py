@@ -48,6 +48,7 @@ def _loaded_lines(loaded: Loaded) -> Iterable[str]:
         "the source": loaded.files_from_source,
         "$cmroot": loaded.files_from_cmroot,
         "the target itself": loaded.files_from_target,
+        "the dump": loaded.files_from_dump,
     }
     said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
     yield from aligned(

@@ -7,12 +7,14 @@ from typing import Annotated, ClassVar
 
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open, open_existing
+from cmroot.store.place import as_written
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
 from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
+from replicator.captures.dumps.layout import FINISHED, DumpReader
 from replicator.captures.events.scope import captured_databases, refuse_other_catalog
 from replicator.captures.recording import Captured
-from replicator.commands.base import names, point, verb
+from replicator.commands.base import Copying, names, point, verb
 from replicator.commands.of_policy import Existing, Selecting
 from replicator.commands.options import (
     DeclaredEmpty,
@@ -41,7 +43,7 @@ from replicator.policies.roles import epochs_to_dump
 
 
 @dataclass(frozen=True, kw_only=True)
-class DumpOptions(Selecting):
+class DumpOptions(Copying, Selecting):
     chooses: ClassVar = "source"
     needed: ClassVar = ("source", "cmroot", "db")
 
@@ -77,6 +79,13 @@ class DumpOptions(Selecting):
     draining: Annotated[
         bool, python_only("Dump a fenced database, whose last changes the fencing switchover fetches.")
     ] = False
+    with_data: Annotated[
+        bool,
+        opt(
+            "Copy the bytes of the files into the dump, too: it can then be loaded without the source. A killed dump "
+            "is completed by the same command; with --since DUMP, bytes that DUMP's chain has are referenced."
+        ),
+    ] = False
     formats: Formats = None
     key_file: KeyFile = None
     dry_run: DryRun = False
@@ -92,8 +101,9 @@ def captured_in(root: str) -> Existing:
 
 @verb(DumpOptions)
 def dump(options: DumpOptions) -> Dumped | DumpPlan:
-    """Captures, then writes a dump: the whole of some databases, or what changed in them. It names files and carries
-    none. May run again after a crash: an unfinished dump is written again.
+    """Captures, then writes a dump: the whole of some databases, or what changed in them. It names files, and has their
+    bytes only with `with_data`. May run again after a crash: an unfinished dump is written again, and bytes that it has
+    copied remain.
 
         replicator.dump(source="thrift://a:9083", cmroot="/cm", db="sales", out="/dumps/1")
         replicator.dump(source="prod", cmroot="/cm", db="sales", since="/dumps/1", out="/dumps/2")
@@ -119,12 +129,25 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
     with options.runtime() as runtime:
         observed, epochs = _captured(options, runtime) if options.capture_first else (None, {})
         wanted = replace(wanted, epochs=epochs, keys=options.keys(options.key_file))
-        report = dumping.write_dump(create_or_open(options.cmroot), options.out, wanted, runtime)
+        root = create_or_open(options.cmroot)
+        carry = _carrying(options, wanted, root.place, runtime) if options.with_data else None
+        report = dumping.write_dump(root, options.out, wanted, runtime, carry)
     if observed is not None:
         report.captured, report.warnings, report.scanned = observed.records, observed.warnings, observed.scanned
         if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
             report.observed = observed.observed
     return report
+
+
+def _carrying(options: DumpOptions, wanted: dumping.DumpSettings, root: str, runtime: Runtime) -> dumping.Carry:
+    """Returns the copy of bytes into a dump. Bytes of the dump given with --since are referenced, if it has data."""
+    from replicator.replay.apply.dump_copy import Carrying, carry_data
+
+    earlier = None
+    if isinstance(wanted.since, str) and (as_written(wanted.since) / FINISHED).exists():
+        earlier = DumpReader(wanted.since, wanted.keys)
+    how = Carrying(root, earlier, wanted.keys is not None, runtime)
+    return lambda writer, metadata: carry_data(writer, metadata, how)
 
 
 def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[str, int]]:

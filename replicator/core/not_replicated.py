@@ -219,6 +219,7 @@ class CopyCounts(Report):
     files_from_source: int = 0
     files_from_cmroot: int = 0
     files_from_target: int = 0
+    files_from_dump: int = 0
     files_skipped: int = 0
     before: ClassVar[str] = ""
 

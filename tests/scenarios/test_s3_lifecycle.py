@@ -146,6 +146,23 @@ def test_a_load_that_dies_at_a_request_is_run_again(story: Lab, busy: Proxy, kin
     story.is_same()
 
 
+def test_a_dump_with_data_that_dies_at_a_request_is_completed(story: Lab, busy: Proxy) -> None:
+    story.dumps += 1
+    arguments = [*story.dump_arguments(story.last), "--with-data"]
+    killed(busy, arguments, story.cmroot, "PUT", "/_data/files/")
+    there = len(list((story.last / "_data/files").rglob("*")))
+    answer = command(*arguments)
+    succeeds(answer)
+    assert answer.output["data_files_copied"] == 4 - there and there < 4
+    assert len(list((story.last / "_data").rglob("*"))) == 4, "nothing but the contents"
+    succeeds(command("dumps", "verify", str(story.last)))
+    shown = story.source.shown()
+    story.source.home.rmtree()
+    story.cmroot.rmtree()
+    succeeds(story.load())
+    assert story.target.shown() == shown
+
+
 def test_an_expiry_that_dies_at_a_request_is_run_again(story: Lab, busy: Proxy) -> None:
     succeeds(story.capture())
     story.source.drop("parts")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time as clocks
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from cmroot.errors import PinError
 from cmroot.lease import acquire
@@ -19,7 +21,7 @@ from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, fin
 from cmroot.root import ChangeRoot, open_existing
 from cmroot.store.place import scratch
 from replicator.captures.dumps import layout
-from replicator.captures.dumps.layout import DumpMetadata, DumpReader, Keys, Point, Scope
+from replicator.captures.dumps.layout import DumpData, DumpMetadata, DumpReader, Keys, Point, Scope
 from replicator.captures.dumps.rows import Content, covers, reached, scope_of, scope_text
 from replicator.captures.dumps.selection import Selection, point_at, resolve_since, resolve_until, scope_of_dump
 from replicator.captures.dumps.writer import DumpWriter
@@ -139,9 +141,10 @@ def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], f
 
 @dataclass
 class Dumped(Report):
-    """The report of a dump: its directory, kind, range, and counts (files and bytes are those named; a dump contains no
-    file). `observed`: changes found by scan. `captured`: records added by the capture before it. `scanned`: progress of
-    that capture's scan, if it was time-limited."""
+    """The report of a dump: its directory, kind, range, and counts (files and bytes are those named). With data
+    (`with_data`): contents and bytes that the dump has itself, contents that this run copied, and those that earlier
+    dumps have. `observed`: changes found by scan. `captured`: records added by the capture before it. `scanned`:
+    progress of that capture's scan, if it was time-limited."""
 
     dump: str
     kind: str
@@ -162,6 +165,25 @@ class Dumped(Report):
     seconds: float = 0.0
     status: str = "dumped"
     slot: str = ""
+    with_data: bool = False
+    data_files: int = 0
+    data_bytes: int = 0
+    data_files_copied: int = 0
+    data_files_referenced: int = 0
+
+
+class Carried(Protocol):
+    """The bytes of a dump with data: `data` describes them, `copied` counts the contents that this run has copied."""
+
+    @property
+    def data(self) -> DumpData: ...
+
+    @property
+    def copied(self) -> int: ...
+
+
+Carry = Callable[[DumpWriter, DumpMetadata], Carried]
+"""A function that copies the bytes of the files that a dump names into it."""
 
 
 @dataclass(frozen=True)
@@ -188,13 +210,17 @@ class DumpSettings:
     keys: Keys | None = None
 
 
-def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runtime) -> Dumped:
+def write_dump(
+    root: ChangeRoot, out: str, options: DumpSettings, runtime: Runtime, carry: Carry | None = None
+) -> Dumped:
     """Writes a dump of the captured databases. Everything it names is pinned in the root before anything is written.
+    carry: copies the bytes into the dump, while captures may continue; afterwards nothing is pinned for the dump.
 
     Raises UsageError for a range or pattern that matches nothing, BootstrapNeeded if records of the range are missing.
     May run again after a crash: an unfinished dump is written again."""
     began = clocks.monotonic()
-    with acquire(root.place, "dump") as lease:
+    with ExitStack() as reading:
+        lease = reading.enter_context(acquire(root.place, "dump"))
         log, slot = segments(root.place), options.slot
         begin, end = range_of_dump(root, log, options)
         if isinstance(options.since, str):
@@ -207,7 +233,8 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
                 hint="omit --until to dump up to now",
             )
         selection, clock = Selection(tuple(options.databases), options.patterns), runtime.clock
-        with _manifest(root, end.position) as manifest, DumpWriter(out, options.id) as writer:
+        manifest = reading.enter_context(_manifest(root, end.position))
+        with DumpWriter(out, options.id, with_data=carry is not None) as writer:
             work = Content(root, manifest, writer, selection, begin, end, runtime.progress)
             with pinned(root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock):
                 if begin is None:
@@ -215,7 +242,16 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
                 else:
                     work.incremental()
                 metadata = work.metadata(options.source, slot, options.epochs, options.formats)
-                writer.finish(metadata, options.keys, before_publishing=lease.check)
+                carried: Carried | None = None
+                check = lease.check
+                if carry is not None:
+                    check()
+                    reading.close()  # the pin retains the bytes from here on
+                    carried, check = carry(writer, metadata), _nothing
+                    metadata = msgspec.structs.replace(metadata, data=carried.data)
+                writer.finish(metadata, options.keys, before_publishing=check)
+            if carried is not None:
+                unpin_dump(root.place, writer.id)
     tell_event("dumped", end.event, end.position)
     return Dumped(
         dump=writer.place,
@@ -234,7 +270,24 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
         not_replicated=list(metadata.not_replicated),
         status=INCOMPLETE if metadata.not_replicated else "dumped",
         slot=slot,
+        **_counts(carried),
     )
+
+
+def _nothing() -> None:
+    """Does nothing."""
+
+
+def _counts(carried: Carried | None) -> dict[str, Any]:
+    if carried is None:
+        return {}
+    return {
+        "with_data": True,
+        "data_files": carried.data.files,
+        "data_bytes": carried.data.bytes,
+        "data_files_copied": carried.copied,
+        "data_files_referenced": carried.data.referenced,
+    }
 
 
 def range_of_dump(

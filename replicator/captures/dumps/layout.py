@@ -156,6 +156,8 @@ FINISHED = "_finished_dump"  # written last; a dump without it is never read
 RECORDS = "_metadata/records-{:05d}.jsonl.gz"
 TABLES = "_metadata/tables.jsonl.gz"
 FILES = "_files/bucket-{:04d}.parquet"
+CONTENTS = "_metadata/contents-{:05d}.jsonl.gz"  # of a dump with data: each content, and the dump that has it
+DATA = "_data"  # the bytes of a dump with data: `files/<ab>/xxh3_128-<checksum>-<size>`, as in a $cmroot
 LOADS = "_finished_load"  # one acknowledgement per target
 
 Kind = Literal["bootstrap", "incremental"]
@@ -183,6 +185,33 @@ class Point(msgspec.Struct, frozen=True):
     time: Annotated[int, msgspec.Meta(ge=0, le=253402300799)]
 
 
+class Earlier(msgspec.Struct, frozen=True):
+    """An earlier dump of a chain: its id, and where it was when it was referenced."""
+
+    id: str
+    place: str
+
+
+class DumpData(msgspec.Struct, frozen=True):
+    """The bytes that a dump has: `files` contents of `bytes` bytes. `referenced`: contents that dumps in `earlier` have
+    (the whole chain, the newest first)."""
+
+    files: Number
+    bytes: Number
+    referenced: Number = 0
+    earlier: tuple[Earlier, ...] = ()
+
+
+class Content(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A content that a load may need. `dump`: the id of the earlier dump that has it ("": the dump itself). `sha256`:
+    of a signed dump's own contents, 64 hex digits."""
+
+    checksum: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    size: Number
+    dump: str = ""
+    sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+
+
 class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a dump. `begin`: the state it builds on (None for a bootstrap); `end`: the state it leads to.
     `source`: the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`:
@@ -192,7 +221,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     their format, with the reason; `empty`: tables and partitions (`db.table/p=1`) without a directory that the operator
     has declared empty; `held`: bytes of all files in scope at `end`, if an increment removes files; `constraints`: True
     if the source's constraints are known, so that a table without constraints in the dump has none; `grants`: the same,
-    of grants."""
+    of grants; `data`: the bytes that the dump has itself (None: it names files only)."""
 
     id: str
     kind: Kind
@@ -220,6 +249,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     held: int | None = None
     constraints: bool = False
     grants: bool = False
+    data: DumpData | None = None
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -273,6 +303,8 @@ def _check_names(metadata: DumpMetadata, path: str) -> None:
     check_id(path, "the id of the root", metadata.root_id)
     if metadata.slot is not None:
         check_id(path, "slot", metadata.slot)
+    for earlier in metadata.data.earlier if metadata.data else ():
+        check_id(path, "the id of an earlier dump", earlier.id)
     for name in (*metadata.scope.databases, *metadata.locations, *metadata.epochs):
         check_name(path, "database", name)
 
@@ -314,6 +346,18 @@ class DumpReader:
         self._parts, self.metadata = open_parts(self.place)
         self._signed = signed(self.place, self.metadata.id, METADATA, keys) if keys else None
 
+    @classmethod
+    def unfinished(cls, parts: PartsReader, metadata: DumpMetadata) -> DumpReader:
+        """Returns a reader of parts that are written, but not described by a marker yet."""
+        reader = cls.__new__(cls)
+        reader.place, reader._parts, reader.metadata, reader._signed = parts.place, parts, metadata, None
+        return reader
+
+    @property
+    def is_signed(self) -> bool:
+        """True if one of the given keys has signed the dump."""
+        return self._signed is not None
+
     def verify(self) -> None:
         """Reads every part and compares its checksum. Raises FormatError with the name of the first damaged one."""
         self._parts.verify()
@@ -339,6 +383,19 @@ class DumpReader:
                 table = decode_table(line, self._parts.path(TABLES))
                 self._check_database(table.db, TABLES)
                 yield table
+
+    def contents(self) -> Iterator[Content]:
+        """Yields the contents that a dump with data lists, each once, in no order; none of another dump."""
+        for part in self._parts.parts:
+            if part.name.startswith("_metadata/contents-"):
+                for line in self._parts.lines(part.name):
+                    try:
+                        content = msgspec.json.decode(line, type=Content)
+                    except UNREADABLE as error:
+                        raise damaged(self._parts.path(part.name), f"cannot be read: {error}") from error
+                    if content.dump:
+                        check_id(self._parts.path(part.name), "the id of an earlier dump", content.dump)
+                    yield content
 
     def _check_scope(self, change: Change, part: str) -> None:
         """Checks that a change concerns only databases that the dump covers, and no other database of the target."""

@@ -17,10 +17,10 @@ import xxhash
 from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter, close_together
-from cmroot.log.segment import conform
+from cmroot.log.segment import Marker, PartsReader, conform
 from cmroot.store.place import Place, as_written
 from replicator.captures.dumps import layout
-from replicator.captures.dumps.layout import SIGNATURE, Keys, sign
+from replicator.captures.dumps.layout import SIGNATURE, DumpReader, Keys, sign
 from replicator.captures.events.record import ChangeRecord, encode
 from replicator.core.model import Table
 from replicator.errors import UsageError
@@ -35,17 +35,19 @@ RECORDS_BYTES = 256 << 20  # size of the lines in one part of `_metadata`
 class DumpWriter:
     """A writer of one dump. The dump does not exist before `finish` returns; one left by a crash is written again."""
 
-    def __init__(self, place: str, id: str | None = None) -> None:
-        """`id`: the dump's id, if its content determines one. Raises UsageError if the location contains a finished
-        dump, or something that is not a dump."""
+    def __init__(self, place: str, id: str | None = None, *, with_data: bool = False) -> None:
+        """`id`: the dump's id, if its content determines one. `with_data`: bytes that an unfinished dump has written
+        there are kept. Raises UsageError if the location contains a finished dump, or something that is not a dump."""
         at = as_written(place)
         self.place = str(at)
         self.id = id or uuid.uuid4().hex
-        _make_room(at)
+        _make_room(at, with_data=with_data)
         self._parts = PartsWriter(self.place)
         self._records: LinesWriter | None = None
         self._record_parts, self._record_bytes = 0, 0
         self._tables: LinesWriter | None = None
+        self._contents: LinesWriter | None = None
+        self._content_parts, self._content_bytes = 0, 0
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._buckets: list[_Bucket] = []
@@ -125,6 +127,29 @@ class DumpWriter:
         partition = self._first_names.get((db, table, partition), (partition,))[-1]
         return *self._first_names.get((db, table), (db, table)), partition, path
 
+    def written(self, metadata: layout.DumpMetadata) -> DumpReader:
+        """Closes the parts of records and file entries, and returns a reader of them."""
+        self._close()
+        marker = Marker(layout.FORMAT, layout.VERSION, list(self._parts.parts), {})
+        return DumpReader.unfinished(PartsReader(self.place, layout.METADATA, marker=marker), metadata)
+
+    def content(self, content: layout.Content) -> None:
+        """Writes a content of a dump with data."""
+        if self._contents is None or self._content_bytes >= RECORDS_BYTES:
+            if self._contents is not None:
+                self._contents.close()
+            self._contents = self._parts.lines(layout.CONTENTS.format(self._content_parts))
+            self._content_parts, self._content_bytes = self._content_parts + 1, 0
+        line = msgspec.json.encode(content)
+        self._contents.write(line)
+        self._content_bytes += len(line)
+
+    def _close(self) -> None:
+        if not self._buckets:
+            self._open(1)
+        others = (part for part in (self._records, self._tables, self._contents) if part is not None)
+        close_together([*(bucket.flushed() for bucket in self._buckets), *others])
+
     def finish(
         self,
         metadata: layout.DumpMetadata,
@@ -134,10 +159,7 @@ class DumpWriter:
     ) -> None:
         """Closes the parts, writes `_dumpmetadata`, with `keys` the signature, and last the marker, unless
         `before_publishing` raises."""
-        if not self._buckets:
-            self._open(1)
-        others = (part for part in (self._records, self._tables) if part is not None)
-        close_together([*(bucket.flushed() for bucket in self._buckets), *others])
+        self._close()
         self._parts.finish(layout.METADATA, msgspec.to_builtins(metadata), format=layout.FORMAT, version=layout.VERSION)
         if keys is not None:
             sign(self.place, metadata.id, (part.name for part in self._parts.parts), layout.METADATA, keys)
@@ -152,10 +174,10 @@ class DumpWriter:
         return len(self._buckets) or 1
 
     def abort(self) -> None:
-        """Removes the written files, so that the next dump can use the location."""
+        """Removes the written files, so that the next dump can use the location; copied bytes remain for it."""
         for bucket in self._buckets:
             bucket.abort()
-        for part in (self._records, self._tables):
+        for part in (self._records, self._tables, self._contents):
             if part is not None:
                 part.abort()
         _remove_unfinished(Place(self.place))
@@ -197,20 +219,23 @@ class _Bucket:
         self._writer.abort()
 
 
-_OURS = ("_metadata", "_files", layout.METADATA, SIGNATURE)
+_OURS = ("_metadata", "_files", layout.DATA, layout.METADATA, SIGNATURE)
 
 
-def _make_room(place: Place) -> None:
+def _make_room(place: Place, *, with_data: bool) -> None:
     names = place.list()
     if layout.FINISHED in names:
         raise UsageError(f"{place}: contains a finished dump", hint="choose another directory for --out")
     if any(name not in _OURS for name in names):
         raise UsageError(f"{place}: not empty, and not a dump", hint="choose an empty or new directory for --out")
     _remove_unfinished(place)
+    if not with_data:
+        (place / layout.DATA).remove_own_tree()
     place.mkdirs(private=True)
 
 
 def _remove_unfinished(place: Place) -> None:
+    place.sweep()
     for name in ("_metadata", "_files"):
         (place / name).remove_own_tree()
     (place / layout.METADATA).remove_own()

@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from cmroot.keep.content import is_kept
 from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
@@ -39,6 +38,8 @@ from cmroot.store.place import Place, is_local, join, local_path, located, paren
 from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error
 from replicator.replay.apply.copying import (
+    FILE_COST,
+    LARGE,
     Placed,
     Placing,
     compare_file,
@@ -46,6 +47,7 @@ from replicator.replay.apply.copying import (
     place_file,
     probe_file,
     remove_file,
+    threads_of,
 )
 from replicator.replay.apply.origins import Roots, Wanted
 from replicator.replay.apply.staging import OPEN, Fence, is_published, noted, remove_emptied, sweep_empty
@@ -78,16 +80,12 @@ def is_foreign(file: Wanted, roots: Roots) -> bool:
         checksum, size = checksum_at(file.target)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return (checksum, size) != (file.checksum, file.size) and not is_kept(roots.source, checksum, size)
+    return (checksum, size) != (file.checksum, file.size) and not roots.has(checksum, size)
 
 
 # ---- copy task -------------------------------------------------------------------------------------------------------
 
 
-THREADS = 2  # per task: one waits for the disk while the other hashes
-LARGE = 4 << 20  # mean size above which two are faster: with small files threads wait for the interpreter's lock
-REQUESTS = 16  # threads to another store for files beyond FILE_COST; with small ones each waits for responses
-FILE_COST = 256 * 1024  # a file's fixed cost, as the bytes that could be copied in that time
 COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
 MISSING_SHOWN = 1000  # missing files that a task names; more are only counted
 
@@ -183,7 +181,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
 
 def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
     """Processes a task's files in one thread, or in several if they are large or the target's store is slow."""
-    threads = _threads(mine)
+    threads = threads_of(mine)
     if threads == 1:
         report.add(work(mine))
     else:
@@ -191,15 +189,6 @@ def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyRe
         with ThreadPoolExecutor(threads) as pool:
             for future in [pool.submit(work, _handed_out(queue, guard)) for _ in range(threads)]:
                 report.add(future.result())
-
-
-def _threads(mine: Sequence[Wanted]) -> int:
-    mean = sum(file.size or 0 for file in mine) / max(1, len(mine))
-    remote = next((file.target for file in mine if not is_local(file.target)), None)
-    at_once = Place(remote).store.at_once if remote is not None else 1
-    if at_once == 1:
-        return THREADS if mean > LARGE else 1
-    return max(1, min(len(mine), at_once if mean <= FILE_COST else min(at_once, REQUESTS)))
 
 
 def _handed_out(queue: Iterator[Wanted], guard: threading.Lock) -> Iterator[Wanted]:
@@ -325,6 +314,8 @@ def count(report: CopyReport, file: Wanted, placed: Placed) -> None:
             report.files_from_source += 1
         case "cmroot":
             report.files_from_cmroot += 1
+        case "dump":
+            report.files_from_dump += 1
         case "target":
             report.files_from_target += 1
     report.files_copied += 1

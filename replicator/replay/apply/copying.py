@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import BinaryIO
@@ -40,10 +40,16 @@ from cmroot.store.spelling import raise_named
 from replicator.replay.apply.origins import Origin, Roots, Wanted, origins
 from replicator.replay.apply.staging import Attempt, given_up, is_published, is_stamped, stamp
 
+THREADS = 2  # per task: one waits for the disk while the other hashes
+LARGE = 4 << 20  # mean size above which two are faster: with small files threads wait for the interpreter's lock
+REQUESTS = 16  # threads to another store for files beyond FILE_COST; with small ones each waits for responses
+FILE_COST = 256 * 1024  # a file's fixed cost, as the bytes that could be copied in that time
+
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
     """The source of a wanted file: `origin` is present (existed already), target (from the target's own `$cmroot`),
-    source, cmroot (from there, or a version of the source's bucket), or missing, with the reason."""
+    source, cmroot (from there, or a version of the source's bucket), dump (from its own data), or missing, with the
+    reason."""
 
     origin: str
     size: int = 0
@@ -93,17 +99,20 @@ def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
     there = [wanted.target] if in_place else []
-    for place in (wanted.source, locate(roots.source, wanted.checksum, wanted.size), *there):
+    kept = [locate(root, wanted.checksum, wanted.size) for root in roots.keeping]
+    source = [] if roots.alone else [wanted.source]
+    for place in (*(kept if roots.data else ()), *source, *kept, *there):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if located(place).size() == wanted.size:
                 return Placed("present", wanted.size)
-    if wanted.at_version:
+    if wanted.at_version and not roots.alone:
         with contextlib.suppress(FileNotFoundError):
             if version_size(*wanted.at_version) == wanted.size:
                 return Placed("present", wanted.size)
     if is_kept(roots.target, wanted.checksum, wanted.size):
         return Placed("present", wanted.size)
-    return Placed("missing", reason="it is neither at the source nor in $cmroot")
+    where = "not in the dump's data" if roots.alone else "neither at the source nor in $cmroot"
+    return Placed("missing", reason=f"it is {where}")
 
 
 def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Placed:
@@ -127,10 +136,22 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
         return found
     if is_kept(roots.target, wanted.checksum, wanted.size):
         return Placed("target", found.size)
+    if any(is_kept(data, wanted.checksum, wanted.size) for data in roots.data):
+        return Placed("dump", found.size)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if located(wanted.source).size() == wanted.size:
             return Placed("source", found.size)
     return Placed("cmroot", found.size)
+
+
+def threads_of(mine: Sequence[Wanted]) -> int:
+    """Returns the number of threads in which a task copies these files."""
+    mean = sum(file.size or 0 for file in mine) / max(1, len(mine))
+    remote = next((file.target for file in mine if not is_local(file.target)), None)
+    at_once = Place(remote).store.at_once if remote is not None else 1
+    if at_once == 1:
+        return THREADS if mean > LARGE else 1
+    return max(1, min(len(mine), at_once if mean <= FILE_COST else min(at_once, REQUESTS)))
 
 
 def _place_local(target: str, wanted: Wanted, checksum: str, size: int, how: Placing) -> Placed:

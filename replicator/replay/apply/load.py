@@ -88,6 +88,10 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
     began = clocks.monotonic()
     reader = DumpReader(dump, options.keys)
     roots = roots_of(reader, target, options)
+    if roots.data and reader.is_signed:
+        from replicator.captures.dumps.data import refuse_damaged
+
+        refuse_damaged(reader, runtime)
     root = create_or_open(roots.target).place
     with acquire(root, "load") as lease:
         lease.check()

@@ -1,5 +1,5 @@
-"""Sources of the bytes of a target's file: the target's own `$cmroot`, the source, the source's `$cmroot`, or a
-version in the source's bucket.
+"""Sources of the bytes of a target's file: the target's own `$cmroot`, a dump with data, the source, the source's
+`$cmroot`, or a version in the source's bucket.
 """
 
 from __future__ import annotations
@@ -36,10 +36,23 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Roots:
-    """The source's `$cmroot`, with retained bytes, and the target's, which retains replaced files and returns them."""
+    """The source's `$cmroot`, with retained bytes, and the target's, which retains replaced files and returns them.
+    data: the directories with the bytes of a dump with data, and of the earlier dumps of its chain. alone: True if
+    nothing of the source is read."""
 
     source: str
     target: str
+    data: tuple[str, ...] = ()
+    alone: bool = False
+
+    def has(self, checksum: str, size: int) -> bool:
+        """Returns True if the bytes of the source are kept, by name and size."""
+        return any(is_kept(root, checksum, size) for root in self.keeping)
+
+    @property
+    def keeping(self) -> tuple[str, ...]:
+        """The directories that have the source's bytes by checksum."""
+        return self.data if self.alone else (*self.data, self.source)
 
 
 class Origin(NamedTuple):
@@ -63,10 +76,13 @@ def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozen
     first = checksum[:2] in kept
     if first and is_kept(roots.target, checksum, size):
         yield Origin("target", locate(roots.target, checksum, size))
-    yield Origin("source", wanted.source)
-    yield Origin("cmroot", locate(roots.source, checksum, size))
-    if wanted.at_version:
-        yield Origin("cmroot", *wanted.at_version)
+    for data in roots.data:
+        yield Origin("dump", locate(data, checksum, size))
+    if not roots.alone:
+        yield Origin("source", wanted.source)
+        yield Origin("cmroot", locate(roots.source, checksum, size))
+        if wanted.at_version:
+            yield Origin("cmroot", *wanted.at_version)
     if not first and is_kept(roots.target, checksum, size):  # retained since the load began
         yield Origin("target", locate(roots.target, checksum, size))
 

@@ -283,8 +283,14 @@ def root_of(target: MetastoreReader, options: LoadSettings) -> str:
 
 
 def roots_of(reader: DumpReader, target: MetastoreReader, options: LoadSettings) -> Roots:
-    """Returns both `$cmroot`s of a load."""
-    return Roots(options.source_root or reader.metadata.root, root_of(target, options))
+    """Returns both `$cmroot`s of a load, and the data of a dump that has some: without an explicit root of the source,
+    nothing of the source is read then."""
+    source, own = options.source_root or reader.metadata.root, root_of(target, options)
+    if reader.metadata.data is None:
+        return Roots(source, own)
+    from replicator.captures.dumps.data import data_roots
+
+    return Roots(source, own, tuple(data_roots(reader).values()), alone=options.source_root is None)
 
 
 def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: LoadSettings) -> Placement:

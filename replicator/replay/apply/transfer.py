@@ -152,11 +152,17 @@ def run_files(replay: Replay, purpose: str) -> CopyReport:
 
 def _files_missing(report: CopyReport, roots: Roots) -> FilesMissing:
     target, position, reason = report.missing[0]
+    nowhere = f"neither at the source nor in {roots.source}"
+    if roots.alone:
+        nowhere = f"not in {', '.join(roots.data)}"
     return FilesMissing(
-        f"{count_text(report.missing_count, 'file')} found neither at the source nor in {roots.source} with the "
-        f"recorded bytes, the first: {target} (position {position}): {reason}",
+        f"{count_text(report.missing_count, 'file')} found {nowhere} with the recorded bytes, "
+        f"the first: {target} (position {position}): {reason}",
         hint="nothing of the dump's metadata was committed; write a newer dump, which no longer names them, or restore "
-        "the bytes to $cmroot; capture more often to keep bytes of short-lived files",
+        "the bytes to $cmroot; capture more often to keep bytes of short-lived files"
+        if not roots.alone
+        else "nothing of the dump's metadata was committed; `replicator dumps verify` names all damaged files; "
+        "--source-cmroot also reads the files of the source",
         details={"missing": missing_files(report)},
     )
 
