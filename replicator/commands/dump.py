@@ -146,7 +146,7 @@ def _carrying(options: DumpOptions, wanted: dumping.DumpSettings, root: str, run
     earlier = None
     if isinstance(wanted.since, str) and (as_written(wanted.since) / FINISHED).exists():
         earlier = DumpReader(wanted.since, wanted.keys)
-    how = Carrying(root, earlier, wanted.keys is not None, runtime)
+    how = Carrying(root, earlier, wanted.keys, runtime)
     return lambda writer, metadata: carry_data(writer, metadata, how)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from cmroot.keep.content import locate
@@ -19,7 +20,7 @@ from cmroot.store.checksum import checksum_file
 from cmroot.store.local import FLOW
 from cmroot.store.place import Place, is_local, join, local_path, parent
 from replicator.captures.dumps.data import data_roots, sha256_of
-from replicator.captures.dumps.layout import DATA, Content, DumpData, DumpMetadata, DumpReader, Earlier
+from replicator.captures.dumps.layout import DATA, Content, DumpData, DumpMetadata, DumpReader, Earlier, Keys
 from replicator.captures.dumps.writer import DumpWriter
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
@@ -39,11 +40,11 @@ NOTES = "copying"  # in `_data`: of copying attempts; see `staging`
 @dataclass(frozen=True)
 class Carrying:
     """The way to write a dump's data. root: the source's `$cmroot`. earlier: the dump of `--since`, if it has data.
-    signed: True if the list has the SHA-256 of each content."""
+    keys: the dump is signed, so its list has the SHA-256 of each content, and earlier dumps must be signed, too."""
 
     root: str
     earlier: DumpReader | None
-    signed: bool
+    keys: Keys | None
     runtime: Runtime
 
 
@@ -73,7 +74,9 @@ def carry_data(writer: DumpWriter, metadata: DumpMetadata, how: Carrying) -> Car
     sweep_staging(place)
     reader = writer.written(metadata)
     earlier = {each.id: join(each.place, DATA) for each in chain}
-    task = DataTask(place, how.root, earlier, how.signed)
+    task = DataTask(place, how.root, earlier, how.keys is not None)
+    for each in chain if how.keys else ():
+        DumpReader(each.place, how.keys).verify()
     sources = _sources(reader, how.earlier, chain)
     engine = how.runtime.engines.for_work(metadata.files, metadata.bytes)
     counts = _Counts()
@@ -158,6 +161,7 @@ _READ = pa.schema(
         ("versioned", pa.string()),
         ("version", pa.string()),
         ("dump", pa.string()),
+        ("sha256", pa.string()),
     ]
 )
 LISTED = pa.schema(
@@ -207,7 +211,7 @@ class DataTask:
     def _known(self, id: str, place: str) -> Iterator[dict[str, Any]]:
         for each in DumpReader(place).contents():
             if not each.dump:
-                yield {"prefix": each.checksum[:2], "checksum": each.checksum, "size": each.size, "dump": id}
+                yield {**msgspec.structs.asdict(each), "prefix": each.checksum[:2], "dump": id}
 
     def decide(self, rows: pa.Table) -> pa.Table:
         """Copies the contents of a directory. Returns one row for each that is wanted."""
@@ -236,8 +240,9 @@ class DataTask:
         checksum, size = group[0]["checksum"], group[0]["size"]
         listed: dict[str, Any] = {"checksum": checksum, "size": size, "sha256": "", "dump": "", "copied": False}
         for row in group:
-            if row["dump"] and _has_size(locate(self.earlier[row["dump"]], checksum, size), size):
-                return listed | {"dump": row["dump"]}
+            listable = row["dump"] and (row["sha256"] or not self.signed)
+            if listable and _has_size(locate(self.earlier[row["dump"]], checksum, size), size):
+                return listed | {"dump": row["dump"], "sha256": row["sha256"] if self.signed else ""}
         target = locate(self.place, checksum, size)
         if not is_written(target, checksum, size):
             Place(target).remove_own()
