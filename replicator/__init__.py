@@ -66,7 +66,11 @@ if TYPE_CHECKING:
     from replicator.commands.drill import drill as drill
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
+    from replicator.commands.dumps import DumpsExportOptions as DumpsExportOptions
+    from replicator.commands.dumps import DumpsImportOptions as DumpsImportOptions
     from replicator.commands.dumps import DumpsVerifyOptions as DumpsVerifyOptions
+    from replicator.commands.dumps import dumps_export as dumps_export
+    from replicator.commands.dumps import dumps_import as dumps_import
     from replicator.commands.dumps import dumps_verify as dumps_verify
     from replicator.commands.gateway import GatewayOptions as GatewayOptions
     from replicator.commands.gateway import gateway as gateway
@@ -245,7 +249,11 @@ _COMMANDS = {
     ),
     "drill": ("drill", "DrillOptions"),
     "dump": ("dump", "DumpOptions"),
-    "dumps": ("dumps_verify", "DumpsVerifyOptions"),
+    "dumps": (
+        *("dumps_verify", "DumpsVerifyOptions"),
+        *("dumps_export", "DumpsExportOptions"),
+        *("dumps_import", "DumpsImportOptions"),
+    ),
     "housekeeping": (
         "housekeeping_run",
         "HousekeepingRunOptions",

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from replicator.captures.dumps.archive import Archived
 from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text
-from replicator.commands.dumps import dumps_verify
+from replicator.commands.dumps import dumps_export, dumps_import, dumps_verify
 
 DAMAGED = 4
 
@@ -46,3 +47,43 @@ def verify(session: Session, /, as_json: bool, **given: Any) -> int:
     ]
     emit(done, as_json, aligned(lines))
     return DAMAGED if done.damaged_count else 0
+
+
+@dumps.command(name="export")
+@options_of(dumps_export)
+@json_options
+@pass_session
+def export(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Write a dump with data as one tar file, to be carried by hand. Every byte is compared with its checksum.
+
+    Each dump of a chain needs a tar file of its own.
+
+    \b
+    Example: replicator dumps export s3://backup/sales/2026-03-01 /media/disk/2026-03-01.tar
+    """
+    return _tell(session.call(dumps_export, **given), as_json)
+
+
+@dumps.command(name="import")
+@options_of(dumps_import)
+@json_options
+@pass_session
+def import_(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Write the dump of a tar file into a directory. Every byte is compared with its checksum; anything that export did
+    not write is refused. Dumps of a chain are found if they keep their names, in one directory.
+
+    \b
+    Example: replicator dumps import /media/disk/2026-03-01.tar --out /restore/2026-03-01
+    """
+    return _tell(session.call(dumps_import, **given), as_json)
+
+
+def _tell(done: Archived, as_json: bool) -> int:
+    lines = [
+        (done.status, done.dump),
+        ("file", done.archive),
+        ("data", f"{count_text(done.files, 'content')}, {size_text(done.bytes)}"),
+        ("refers to", shortened(done.earlier)),
+    ]
+    emit(done, as_json, aligned(lines))
+    return 0

@@ -1,14 +1,16 @@
-"""`dumps verify`: work on finished dumps, without any metastore."""
+"""`dumps verify`, `export` and `import`: work on finished dumps, without any metastore."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from cmroot.store.local import FLOW
+from replicator.captures.dumps.archive import Archived, export_dump, import_dump
 from replicator.captures.dumps.data import DumpVerified, verify_dump
 from replicator.captures.dumps.layout import DumpReader
-from replicator.commands.base import Options, verb
-from replicator.commands.options import KeyFile, arg
+from replicator.commands.base import Copying, Options, verb
+from replicator.commands.options import KeyFile, OverwriteFile, arg, opt
 
 FinishedDump = Annotated[str, arg("The finished dump's directory.", "DUMP")]
 
@@ -29,3 +31,44 @@ def dumps_verify(options: DumpsVerifyOptions) -> DumpVerified:
     for one that is not signed with a key."""
     with options.runtime() as runtime:
         return verify_dump(DumpReader(options.dump, options.keys(options.key_file)), runtime)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpsExportOptions(Copying):
+    dump: FinishedDump = field(kw_only=False)
+    archive: Annotated[str, arg("The tar file to write.", "FILE")] = field(kw_only=False)
+    overwrite: OverwriteFile = False
+    key_file: KeyFile = None
+
+
+@verb(DumpsExportOptions)
+def dumps_export(options: DumpsExportOptions) -> Archived:
+    """Writes a dump with data as one tar file, and compares every byte with its checksum. May run twice.
+
+        replicator.dumps_export("/backup/1", "/media/disk/1.tar")
+
+    Raises UsageError for a dump without data, or an existing file; ChecksumMismatch for damaged data; FormatError and
+    Refused as `dumps_verify`."""
+    reader = DumpReader(options.dump, options.keys(options.key_file))
+    with FLOW.limited(options.rate):
+        return export_dump(reader, options.archive, options.teller, overwrite=options.overwrite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpsImportOptions(Copying):
+    archive: Annotated[str, arg("The tar file that `dumps export` wrote.", "FILE")] = field(kw_only=False)
+    out: Annotated[str, opt("The dump's directory, new or empty.", metavar="PLACE")]
+    key_file: KeyFile = None
+
+
+@verb(DumpsImportOptions)
+def dumps_import(options: DumpsImportOptions) -> Archived:
+    """Writes the dump of a tar file into a directory. Each byte is compared with its checksum before a file gets its
+    name. May run again after a crash: bytes that are there are not written again.
+
+        replicator.dumps_import("/media/disk/1.tar", out="s3://backup/1")
+
+    Raises FormatError for anything that is not such a file, or is damaged, naming the member; Refused for a dump that
+    is not signed with a key; UsageError for a directory that is not empty."""
+    with FLOW.limited(options.rate):
+        return import_dump(options.archive, options.out, options.keys(options.key_file), options.teller)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import secrets
 import shutil
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from command_line import Answer, command
 from faults import Fault, run_with
 from lab import Lab
@@ -19,7 +26,9 @@ from names import unique
 from plain_tables import KEYS, PlainDatabase, text_storage
 from stores import S3_SERVERS, s3_of
 
+from cmroot.keep.content import locate
 from cmroot.pins import read_pins
+from replicator.captures.dumps.data import CheckTask, run_check_task
 from replicator.captures.dumps.layout import Content, DumpReader
 from replicator.core.model import Column, Partition, Serde, Table
 from replicator.metastore.embedded import running as embedded
@@ -320,3 +329,194 @@ def test_a_site_is_restored_from_dumps_on_s3_when_metastore_store_and_root_are_d
             assert answer.output["files_from_dump"] == answer.output["files_copied"] > 0
         assert figures(lab.target) == before and before["3"] == (1000, 3 * 499_500)
         assert lab.target.shown() == shown
+
+
+# ---- archives -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_is_carried_as_tar_files_and_loaded_elsewhere(fixture: Lab) -> None:
+    dumped(fixture)
+    first = fixture.last
+    fixture.source.write("t", {"again": "a", "more": "m"})
+    dumped(fixture, since=first)
+    carried, here = fixture.here / "carried", [first, fixture.last]
+    for dump in here:
+        exported = command("dumps", "export", str(dump), str(fixture.here / f"{dump.name}.tar"))
+        assert exported.code == 0, exported
+        shutil.rmtree(dump)
+    assert exported.output["earlier"] == [str(first)]
+    for dump in here:
+        answer = command("dumps", "import", str(fixture.here / f"{dump.name}.tar"), "--out", str(carried / dump.name))
+        assert (answer.code, answer.output["files"]) == (0, 5 if dump == first else 1), answer
+        assert verified(carried / dump.name).code == 0
+    loads_alone(fixture, *(carried / dump.name for dump in here))
+
+
+def test_export_refuses_damaged_and_plain_dumps_and_existing_files(fixture: Lab) -> None:
+    archive = fixture.here / "dump.tar"
+    dumped(fixture)
+    data_files(fixture.last)[0].write_bytes(b"?")
+    answer = command("dumps", "export", str(fixture.last), str(archive))
+    assert answer.error == "ChecksumMismatch" and data_files(fixture.last)[0].name in answer.message
+    assert not archive.exists()
+    assert fixture.dump().code == 0
+    assert "no data" in command("dumps", "export", str(fixture.last), str(archive)).message
+    dumped(fixture)
+    assert [command("dumps", "export", str(fixture.last), str(archive)).code for _ in range(2)] == [0, 2]
+    assert command("dumps", "export", str(fixture.last), str(archive), "--overwrite").code == 0
+
+
+def rewritten(archive: Path, change: Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]) -> Path:
+    """A copy of an archive whose members were changed."""
+    with tarfile.open(archive) as tar:
+        members = [(each, cast(IO[bytes], tar.extractfile(each)).read()) for each in tar]
+    change(members)
+    hostile = archive.with_name("hostile.tar")
+    with tarfile.open(hostile, "w", format=tarfile.GNU_FORMAT) as tar:
+        for info, data in members:
+            if info.isreg():
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return hostile
+
+
+def member(name: str, data: bytes = b"x", **more: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info, data
+
+
+CONTENT = f"_data/files/ab/xxh3_128-ab{'0' * 30}-1"
+HOSTILE: dict[str, Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]] = {
+    "outside": lambda each: each.insert(1, member("../outside")),
+    "absolute": lambda each: each.insert(1, member("/tmp/outside")),
+    "below a content": lambda each: each.insert(1, member("_data/files/../../../outside")),
+    "symbolic link": lambda each: each.insert(1, member("_data/files", b"", type=tarfile.SYMTYPE, linkname="/etc")),
+    "hard link": lambda each: each.insert(1, member(CONTENT, b"", type=tarfile.LNKTYPE, linkname="/etc/passwd")),
+    "device": lambda each: each.insert(1, member(CONTENT, b"", type=tarfile.CHRTYPE)),
+    "directory": lambda each: each.insert(1, member("_data", b"", type=tarfile.DIRTYPE)),
+    "unlisted": lambda each: each.insert(1, member("_metadata/records-00007.jsonl.gz")),
+    "foreign": lambda each: each.insert(1, member("_finished_load/x.json")),
+    "wrong directory": lambda each: each.insert(1, member(CONTENT.replace("/ab/", "/cd/"))),
+    "other bytes": lambda each: each.insert(1, member(CONTENT)),
+    "size": lambda each: each.insert(1, member(CONTENT, b"xy")),
+    "changed content": lambda each: each.__setitem__(-2, (each[-2][0], b"?" * len(each[-2][1]))),
+    "longer part": lambda each: each.__setitem__(1, (each[1][0], each[1][1] + b"x")),
+    "twice": lambda each: each.insert(2, each[1]),
+    "not first": lambda each: each.insert(0, each.pop(1)),
+    "after the end": lambda each: each.append(member(CONTENT)),
+    "no marker": lambda each: each.__delitem__(-1),
+    "a content is missing": lambda each: each.__delitem__(-2),
+    "a part is missing": lambda each: each.__delitem__(1),
+    "large marker": lambda each: each.__setitem__(-1, (each[-1][0], b" " * (1 << 17))),
+}
+
+
+@pytest.fixture(scope="module")
+def archive(source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lab = Lab(source_metastore, target_metastore, tmp_path_factory.mktemp("archive"))
+    lab.source.create()
+    lab.source.table("t", {"first": "1", "second": "2"})
+    dumped(lab)
+    assert command("dumps", "export", str(lab.last), str(lab.here / "dump.tar")).code == 0
+    return lab.here / "dump.tar"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_import_refuses_what_export_did_not_write(archive: Path, tmp_path: Path, name: str) -> None:
+    hostile, out = rewritten(archive, HOSTILE[name]), tmp_path / "in/dump"
+    answer = command("dumps", "import", str(hostile), "--out", str(out))
+    assert (answer.code, answer.error) == (1, "FormatError") and str(hostile) in answer.message, answer
+    assert not (out / "_finished_dump").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"] and not any(
+        path.is_symlink() for path in out.rglob("*")
+    )
+    assert {path.name for path in out.iterdir()} <= {"_dumpmetadata", "_metadata", "_files", "_data"}
+
+
+def test_an_import_is_completed_after_a_cut(archive: Path, tmp_path: Path) -> None:
+    cut, out = tmp_path / "cut.tar", tmp_path / "dump"
+    whole = archive.read_bytes()
+    for size in range(0, len(whole) - 1024, 1000):
+        cut.write_bytes(whole[:size])
+        assert command("dumps", "import", str(cut), "--out", str(out)).error == "FormatError"
+    assert len(data_files(out)) == 2
+    assert command("dumps", "import", str(archive), "--out", str(out)).code == 0
+    assert verified(out).code == 0
+    assert "finished dump" in command("dumps", "import", str(archive), "--out", str(out)).message
+
+
+def test_import_of_something_else_says_so(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no archive" * 1000)
+    assert "not a tar file" in command("dumps", "import", str(tmp_path / "text"), "--out", str(tmp_path / "d")).message
+    answer = command("dumps", "import", str(tmp_path / "none.tar"), "--out", str(tmp_path / "d"))
+    assert answer.code == 2 and "does not exist" in answer.message
+
+
+# ---- signed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    path = tmp_path / "keys"
+    path.write_text(secrets.token_hex(32) + "\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_signature_covers_every_data_file(fixture: Lab, key_file: str) -> None:
+    dumped(fixture, "--key-file", key_file)
+    first = fixture.last
+    fixture.source.write("t", {"again": "a", "more": "m"})
+    dumped(fixture, "--key-file", key_file, since=first)
+    for dump in (first, fixture.last):
+        assert verified(dump, "--key-file", key_file).output["signed"] is True
+        for each in contents(dump).values():
+            (path,) = (path for path in data_files(first) + data_files(fixture.last) if each.checksum in path.name)
+            assert each.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    (changed,) = (path for path in data_files(first) if path.read_text() == "a")
+    changed.write_text("b")
+    for dump in (first, fixture.last):
+        answer = fixture.load(dump, "--key-file", key_file)
+        assert answer.error == "Refused" and changed.name in answer.message, answer
+    assert not fixture.target.exists()
+
+
+def test_other_bytes_of_the_same_fast_checksum_are_found_by_the_signed_one(tmp_path: Path) -> None:
+    data = b"the bytes that were signed"
+    checksum = xxhash.xxh3_128_hexdigest(data)
+    path = Path(locate(str(tmp_path), checksum, len(data)))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    for sha256, found in ((hashlib.sha256(data).hexdigest(), 0), (hashlib.sha256(b"others").hexdigest(), 1)):
+        _, damaged = run_check_task(CheckTask({"": str(tmp_path)}, [Content(checksum, len(data), sha256=sha256)]))
+        assert len(damaged) == found
+
+
+def test_a_changed_list_of_contents_is_refused(fixture: Lab, key_file: str) -> None:
+    signed = ("--key-file", key_file)
+    dumped(fixture, *signed)
+    (part,) = (fixture.last / "_metadata").glob("contents-*")
+    for change in (part.write_bytes, lambda _: (fixture.last / "_signature").unlink()):
+        change(gzip.compress(b""))
+        for answer in (verified(fixture.last, *signed), fixture.load(fixture.last, *signed)):
+            assert answer.error in ("Refused", "FormatError") and answer.code != 0, answer
+
+
+def test_an_unsigned_dump_is_not_the_base_of_a_signed_one(fixture: Lab, key_file: str) -> None:
+    dumped(fixture)
+    first = fixture.last
+    fixture.source.write("t", {"again": "a"})
+    answer = fixture.dump("--with-data", "--key-file", key_file, since=first)
+    assert answer.error == "Refused" and str(first) in answer.message
+
+
+def test_import_refuses_an_archive_that_is_not_signed(fixture: Lab, key_file: str) -> None:
+    signed = ("--key-file", key_file)
+    for more, code in (((), 6), (signed, 0)):
+        dumped(fixture, *more)
+        archive, out = fixture.here / f"{code}.tar", fixture.here / f"in{code}"
+        assert command("dumps", "export", str(fixture.last), str(archive), *more).code == 0
+        answer = command("dumps", "import", str(archive), "--out", str(out), *signed)
+        assert answer.code == code and (out / "_finished_dump").exists() == (code == 0), answer

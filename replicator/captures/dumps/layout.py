@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.errors import UNREADABLE
-from cmroot.log.segment import PARQUET, PartsReader, damaged
+from cmroot.log.segment import PARQUET, Part, PartsReader, damaged
 from cmroot.names import HINT, LARGEST, check_entries, check_id, check_name, foreign
 from cmroot.store.place import Place, as_written, join
 from cmroot.store.spelling import naming
@@ -263,12 +263,17 @@ class Finished(msgspec.Struct, frozen=True):
 
 def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
     """Returns a finished dump's parts and metadata. Raises FormatError for anything else, with a description of it."""
-    import xxhash
-
     try:
         data = (Place(place) / FINISHED).read_bytes()
     except FileNotFoundError:
         raise _no_dump(place) from None
+    return parts_of(place, data)
+
+
+def parts_of(place: str, data: bytes) -> tuple[PartsReader, DumpMetadata]:
+    """Returns a dump's parts and metadata. data: its marker, which need not be written yet. Raises as `open_parts`."""
+    import xxhash
+
     try:
         version = msgspec.json.decode(data, type=_Versioned)
         if version.format != FORMAT or version.version != VERSION:
@@ -352,6 +357,11 @@ class DumpReader:
         reader = cls.__new__(cls)
         reader.place, reader._parts, reader.metadata, reader._signed = parts.place, parts, metadata, None
         return reader
+
+    @property
+    def parts(self) -> list[Part]:
+        """The dump's parts, with their sizes and checksums."""
+        return self._parts.parts
 
     @property
     def is_signed(self) -> bool:

@@ -41,7 +41,7 @@ class DumpWriter:
         at = as_written(place)
         self.place = str(at)
         self.id = id or uuid.uuid4().hex
-        _make_room(at, with_data=with_data)
+        make_room(at, with_data=with_data)
         self._parts = PartsWriter(self.place)
         self._records: LinesWriter | None = None
         self._record_parts, self._record_bytes = 0, 0
@@ -222,7 +222,9 @@ class _Bucket:
 _OURS = ("_metadata", "_files", layout.DATA, layout.METADATA, SIGNATURE)
 
 
-def _make_room(place: Place, *, with_data: bool) -> None:
+def make_room(place: Place, *, with_data: bool) -> None:
+    """Removes what an unfinished dump has left in a directory, which is created; with_data: except its bytes. Raises
+    UsageError for a finished dump, and for a directory with anything else."""
     names = place.list()
     if layout.FINISHED in names:
         raise UsageError(f"{place}: contains a finished dump", hint="choose another directory for --out")
