@@ -59,7 +59,9 @@ def export(session: Session, /, as_json: bool, **given: Any) -> int:
     Each dump of a chain needs a tar file of its own.
 
     \b
-    Example: replicator dumps export s3://backup/sales/2026-03-01 /media/disk/2026-03-01.tar
+    Example:
+      replicator dumps export s3://backup/sales/2026-03-01 /media/disk/2026-03-01.tar
+      replicator dumps export /dumps/1 /media/disk/1.tar --encrypt --key-file /etc/replicator/keys
     """
     return _tell(session.call(dumps_export, **given), as_json)
 
@@ -81,7 +83,7 @@ def import_(session: Session, /, as_json: bool, **given: Any) -> int:
 def _tell(done: Archived, as_json: bool) -> int:
     lines = [
         (done.status, done.dump),
-        ("file", done.archive),
+        ("file", f"{done.archive}{' (encrypted)' if done.encrypted else ''}"),
         ("data", f"{count_text(done.files, 'content')}, {size_text(done.bytes)}"),
         ("refers to", shortened(done.earlier)),
     ]

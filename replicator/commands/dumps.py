@@ -11,6 +11,7 @@ from replicator.captures.dumps.data import DumpVerified, verify_dump
 from replicator.captures.dumps.layout import DumpReader
 from replicator.commands.base import Copying, Options, verb
 from replicator.commands.options import KeyFile, OverwriteFile, arg, opt
+from replicator.errors import UsageError
 
 FinishedDump = Annotated[str, arg("The finished dump's directory.", "DUMP")]
 
@@ -38,6 +39,9 @@ class DumpsExportOptions(Copying):
     dump: FinishedDump = field(kw_only=False)
     archive: Annotated[str, arg("The tar file to write.", "FILE")] = field(kw_only=False)
     overwrite: OverwriteFile = False
+    encrypt: Annotated[
+        bool, opt("Encrypt the whole archive, names too, with the first key of the key file (AES-256-GCM).")
+    ] = False
     key_file: KeyFile = None
 
 
@@ -49,9 +53,12 @@ def dumps_export(options: DumpsExportOptions) -> Archived:
 
     Raises UsageError for a dump without data, or an existing file; ChecksumMismatch for damaged data; FormatError and
     Refused as `dumps_verify`."""
-    reader = DumpReader(options.dump, options.keys(options.key_file))
+    keys = options.keys(options.key_file)
+    if options.encrypt and keys is None:
+        raise UsageError("--encrypt needs a key file", hint="give --key-file, or key_file of [dumps]")
+    reader, encrypt = DumpReader(options.dump, keys), keys if options.encrypt else None
     with FLOW.limited(options.rate):
-        return export_dump(reader, options.archive, options.teller, overwrite=options.overwrite)
+        return export_dump(reader, options.archive, options.teller, overwrite=options.overwrite, encrypt=encrypt)
 
 
 @dataclass(frozen=True, kw_only=True)

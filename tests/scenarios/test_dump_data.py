@@ -29,8 +29,10 @@ from stores import S3_SERVERS, s3_of
 from cmroot.keep.content import locate
 from cmroot.pins import read_pins
 from replicator.captures.dumps.data import CheckTask, run_check_task
-from replicator.captures.dumps.layout import Content, DumpReader
+from replicator.captures.dumps.encryption import CHUNK, MAGIC, SALT, TAG, DecryptedReader, EncryptedWriter
+from replicator.captures.dumps.layout import Content, DumpReader, read_keys
 from replicator.core.model import Column, Partition, Serde, Table
+from replicator.errors import FormatError, Refused
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 
@@ -520,3 +522,51 @@ def test_import_refuses_an_archive_that_is_not_signed(fixture: Lab, key_file: st
         assert command("dumps", "export", str(fixture.last), str(archive), *more).code == 0
         answer = command("dumps", "import", str(archive), "--out", str(out), *signed)
         assert answer.code == code and (out / "_finished_dump").exists() == (code == 0), answer
+
+
+def test_an_encrypted_archive_shows_nothing_and_is_imported_with_the_key(fixture: Lab, key_file: str) -> None:
+    secret = f"the secret of {fixture.name}"
+    fixture.source.write("t", {"secret": secret * 10_000})
+    dumped(fixture, "--key-file", key_file)
+    plain, hidden = fixture.here / "plain.tar", fixture.here / "hidden.tar"
+    for archive, more in ((plain, ()), (hidden, ("--encrypt",))):
+        answer = command("dumps", "export", str(fixture.last), str(archive), *more, "--key-file", key_file)
+        assert (answer.code, answer.output["encrypted"]) == (0, bool(more)), answer
+    assert secret.encode() in plain.read_bytes() and b"_dumpmetadata" in plain.read_bytes()
+    assert secret.encode() not in hidden.read_bytes() and b"_dumpmetadata" not in hidden.read_bytes()
+    other = fixture.here / "other keys"
+    other.write_text(secrets.token_hex(32))
+    other.chmod(0o600)
+    refused = [command("dumps", "import", str(hidden), "--out", str(fixture.here / "no"), *more) for more in ((),)]
+    refused.append(command("dumps", "import", str(hidden), "--out", str(fixture.here / "no"), "--key-file", str(other)))
+    assert [each.error for each in refused] == ["UsageError", "Refused"], refused
+    other.write_text(secrets.token_hex(32) + "\n" + Path(key_file).read_text())
+    answer = command("dumps", "import", str(hidden), "--out", str(fixture.here / "yes"), "--key-file", str(other))
+    assert (answer.code, answer.output["encrypted"]) == (0, True), answer
+    loads_alone(fixture, fixture.here / "yes")
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+def test_a_changed_moved_or_missing_chunk_is_found(size: int, key_file: str) -> None:
+    keys, data = read_keys(key_file), secrets.token_bytes(size)
+    target = io.BytesIO()
+    writer = EncryptedWriter(target, keys)
+    writer.write(data)
+    writer.close()
+    whole = target.getvalue()[len(MAGIC) :]
+
+    def read(encrypted: bytes) -> bytes:
+        reader, found = DecryptedReader(io.BytesIO(encrypted).read, keys, "archive"), b""
+        while block := reader.read(1000):
+            found += block
+        return found
+
+    assert read(whole) == data
+    step, chunks = CHUNK + TAG, whole[SALT:]
+    changes = [whole[:-1], whole + b"x", whole[:SALT] + bytes([chunks[0] ^ 1]) + chunks[1:], whole[: SALT - 1]]
+    changes += [whole[: SALT + at] for at in range(0, len(chunks), step)]
+    if len(chunks) > 2 * step:
+        changes.append(whole[:SALT] + chunks[step : 2 * step] + chunks[:step] + chunks[2 * step :])
+    for changed in changes:
+        with pytest.raises((Refused, FormatError)):
+            read(changed)

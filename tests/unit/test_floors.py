@@ -16,6 +16,7 @@ LIBRARIES = {
     "gssapi": {"cmroot.authentication", "replicator.metastore", "replicator.captures.gateways"},
     "hmsclient": {"replicator.metastore", "replicator.metastore.embedded"},
     "click": {"replicator.cli"},
+    "cryptography": {"replicator.captures.dumps"},
     "sqlite3": {"replicator.captures", "replicator.core", "replicator.lifecycle.removal"},
     "sqlalchemy": {
         "replicator.core",

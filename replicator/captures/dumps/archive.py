@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import xxhash
 
@@ -21,6 +21,7 @@ from cmroot.log.segment import Marker, PartsReader
 from cmroot.store.local import FLOW
 from cmroot.store.place import Place, as_written, join
 from replicator.captures.dumps import layout
+from replicator.captures.dumps.encryption import MAGIC, DecryptedReader, EncryptedWriter
 from replicator.captures.dumps.layout import DATA, FINISHED, METADATA, SIGNATURE, DumpReader, Keys, check_parts, signed
 from replicator.captures.dumps.writer import make_room
 from replicator.core.not_replicated import Report
@@ -48,35 +49,42 @@ class Archived(Report):
     archive: str
     files: int
     bytes: int
+    encrypted: bool
     earlier: list[str]
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-def export_dump(reader: DumpReader, archive: str, progress: Progress, *, overwrite: bool = False) -> Archived:
+def export_dump(
+    reader: DumpReader, archive: str, progress: Progress, *, overwrite: bool = False, encrypt: Keys | None = None
+) -> Archived:
     """Writes a dump with data as a tar file, which exists only when it is complete. Compares every byte with its
-    checksum. Raises UsageError for a dump without data, and for an existing file; ChecksumMismatch for damaged data."""
+    checksum. encrypt: with the first of these keys. Raises UsageError for a dump without data, and for an existing
+    file; ChecksumMismatch for damaged data."""
     data, file = reader.metadata.data, as_written(archive)
     if data is None:
         raise UsageError(f"{reader.place}: has no data", hint="write it with `replicator dump --with-data`")
     if file.exists() and not overwrite:
         raise UsageError(f"{file} exists", hint="choose another name, or give --overwrite")
     reader.verify()
-    with progress.task("export", files=data.files, size=data.bytes) as advance, file.open_write() as stream:
+    with progress.task("export", files=data.files, size=data.bytes) as advance, file.open_write() as target:
+        stream = target if encrypt is None else EncryptedWriter(target, encrypt)
         for name, size, checksum in _members(reader):
             _write(stream, reader.place, name, size, checksum)
             if checksum and name.startswith(DATA):
                 advance(0, files=1, size=size)
         stream.write(bytes(2 * tarfile.BLOCKSIZE))
-    return _archived("exported", reader, str(file))
+        if isinstance(stream, EncryptedWriter):
+            stream.close()
+    return _archived("exported", reader, str(file), encrypted=encrypt is not None)
 
 
-def _archived(status: str, reader: DumpReader, archive: str) -> Archived:
+def _archived(status: str, reader: DumpReader, archive: str, *, encrypted: bool) -> Archived:
     data = reader.metadata.data
     assert data is not None
     earlier = [each.place for each in data.earlier] if data.referenced else []
-    return Archived(status, reader.place, archive, data.files, data.bytes, earlier)
+    return Archived(status, reader.place, archive, data.files, data.bytes, encrypted, earlier)
 
 
 def _members(reader: DumpReader) -> Iterator[tuple[str, int, str]]:
@@ -94,7 +102,7 @@ def _members(reader: DumpReader) -> Iterator[tuple[str, int, str]]:
     yield FINISHED, (here / FINISHED).size(), ""
 
 
-def _write(stream: BinaryIO, place: str, name: str, size: int, checksum: str) -> None:
+def _write(stream: BinaryIO | EncryptedWriter, place: str, name: str, size: int, checksum: str) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     stream.write(info.tobuf(tarfile.GNU_FORMAT, "ascii", "strict"))
@@ -111,7 +119,7 @@ def _write(stream: BinaryIO, place: str, name: str, size: int, checksum: str) ->
     stream.write(bytes(-size % tarfile.BLOCKSIZE))
 
 
-def _copy(source: BinaryIO, write: Callable[[bytes], object], size: int) -> tuple[str, int]:
+def _copy(source: Readable, write: Callable[[bytes], object], size: int) -> tuple[str, int]:
     """Copies at most so many bytes. Returns their checksum and number."""
     digest, count = xxhash.xxh3_128(), 0
     while count < size and (block := source.read(min(BLOCK, size - count))):
@@ -128,24 +136,54 @@ def _copy(source: BinaryIO, write: Callable[[bytes], object], size: int) -> tupl
 def import_dump(archive: str, out: str, keys: Keys | None, progress: Progress) -> Archived:
     """Writes the dump of an archive into a new directory. Every byte is compared with its checksum before a file gets
     its name, and the dump exists only when it is complete. A killed import is completed by the same call: existing
-    bytes are not written again. Raises FormatError for anything that is not an archive of a dump, naming the member; Refused
-    for a dump that none of the keys has signed; UsageError if the directory is not empty."""
+    bytes are not written again. Raises FormatError for anything that is not an archive of a dump, naming the member;
+    Refused for a dump that none of the keys has signed or encrypted; UsageError if the directory is not empty."""
     file, place = as_written(archive), as_written(out)
     try:
         size, stream = file.size(), file.open_stream()
     except FileNotFoundError:
         raise UsageError(f"{file} does not exist", hint="check the path") from None
     with stream, progress.task("import", size=size) as advance:
+        plain, encrypted = _decrypted(stream, str(file), keys)
         make_room(place, with_data=True)
         (place / DATA).sweep(deep=True)
         incoming = _Import(str(file), place, advance)
-        for name, length in _headers(stream, str(file)):
-            incoming.take(name, length, stream)
-            _skip(stream, -length % tarfile.BLOCKSIZE, str(file))
-        return incoming.finish(keys)
+        for name, length in _headers(plain, str(file)):
+            incoming.take(name, length, plain)
+            _skip(plain, -length % tarfile.BLOCKSIZE, str(file))
+        return incoming.finish(keys, encrypted=encrypted)
 
 
-def _headers(stream: BinaryIO, archive: str) -> Iterator[tuple[str, int]]:
+def _decrypted(stream: BinaryIO, archive: str, keys: Keys | None) -> tuple[Readable, bool]:
+    """Returns an archive's stream from its beginning, decrypted, and True if it is encrypted."""
+    first = _exactly(stream, len(MAGIC))
+    if first != MAGIC:
+        return _Again(first, stream), False
+    if keys is None:
+        raise UsageError(f"{archive}: is encrypted", hint="give --key-file")
+    return DecryptedReader(lambda size: _exactly(stream, size), keys, archive), True
+
+
+class Readable(Protocol):
+    """A stream that can be read forward."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Again:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, first: bytes, rest: BinaryIO) -> None:
+        self._first, self._rest = first, rest
+
+    def read(self, size: int, /) -> bytes:
+        if not self._first:
+            return self._rest.read(size)
+        data, self._first = self._first[:size], self._first[size:]
+        return data
+
+
+def _headers(stream: Readable, archive: str) -> Iterator[tuple[str, int]]:
     """Yields the name and the size of each member, whose bytes must be read before the next. Raises FormatError for a
     member that is not a regular file."""
     while True:
@@ -165,14 +203,14 @@ def _headers(stream: BinaryIO, archive: str) -> Iterator[tuple[str, int]]:
         yield info.name, info.size
 
 
-def _exactly(stream: BinaryIO, size: int) -> bytes:
+def _exactly(stream: Readable, size: int) -> bytes:
     data = b""
     while len(data) < size and (more := stream.read(size - len(data))):
         data += more
     return data
 
 
-def _skip(stream: BinaryIO, size: int, archive: str) -> None:
+def _skip(stream: Readable, size: int, archive: str) -> None:
     if _copy(stream, len, size)[1] != size:
         raise FormatError(f"{archive}: is cut off", hint="copy it again")
 
@@ -187,7 +225,7 @@ class _Import:
         self._contents = 0
         self._finished = b""
 
-    def take(self, name: str, size: int, stream: BinaryIO) -> None:
+    def take(self, name: str, size: int, stream: Readable) -> None:
         """Writes one member. Raises FormatError if it does not belong there."""
         if self._finished:
             raise self._wrong(name, f"follows {FINISHED}")
@@ -213,7 +251,7 @@ class _Import:
             raise FormatError(f"{self._archive}: does not begin with {METADATA}", hint=_HINT)
         return self._parts.marker
 
-    def _take_content(self, name: str, size: int, stream: BinaryIO, content: re.Match[str]) -> None:
+    def _take_content(self, name: str, size: int, stream: Readable, content: re.Match[str]) -> None:
         above, checksum, begins, length = content.groups()
         if above != begins or int(length) != size:
             raise self._wrong(name, f"has {size} bytes, or is in another directory than its name requires")
@@ -226,7 +264,7 @@ class _Import:
             self._write(name, size, stream, checksum)
         self._advance(0, files=1, size=size)
 
-    def _take_own(self, name: str, size: int, stream: BinaryIO) -> None:
+    def _take_own(self, name: str, size: int, stream: Readable) -> None:
         if size > MOST[name]:
             raise self._wrong(name, f"has {size} bytes")
         if (self._parts is None) != (name == METADATA):
@@ -240,7 +278,7 @@ class _Import:
         if name == METADATA:
             self._parts = PartsReader(str(self._place), METADATA, format=layout.FORMAT, version=layout.VERSION)
 
-    def _write(self, name: str, size: int, stream: BinaryIO, checksum: str) -> None:
+    def _write(self, name: str, size: int, stream: Readable, checksum: str) -> None:
         """Publishes a member's bytes if they are right."""
         with (self._place / name).open_write(durable=False) as target:
             found = _copy(stream, target.write, size)
@@ -249,7 +287,7 @@ class _Import:
             if checksum and found[0] != checksum:
                 raise self._wrong(name, "is damaged: its checksum is another")
 
-    def finish(self, keys: Keys | None) -> Archived:
+    def finish(self, keys: Keys | None, *, encrypted: bool) -> Archived:
         """Makes all durable, checks the dump, and writes its marker last."""
         missing = {part.name for part in self._listed.parts} - self._taken
         if missing or not self._finished:
@@ -262,7 +300,7 @@ class _Import:
             check_parts(place, (part.name for part in self._listed.parts), signed(place, metadata.id, METADATA, keys))
         self._place.sync()
         (self._place / FINISHED).write_bytes(self._finished)
-        return _archived("imported", DumpReader(place, keys), self._archive)
+        return _archived("imported", DumpReader(place, keys), self._archive, encrypted=encrypted)
 
     def _wrong(self, name: str, why: str) -> FormatError:
         return FormatError(f"{self._archive}: member {name!r} {why}", hint=_HINT)
