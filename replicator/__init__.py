@@ -66,11 +66,15 @@ if TYPE_CHECKING:
     from replicator.commands.drill import drill as drill
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
+    from replicator.commands.dumps import DumpsExpireOptions as DumpsExpireOptions
     from replicator.commands.dumps import DumpsExportOptions as DumpsExportOptions
     from replicator.commands.dumps import DumpsImportOptions as DumpsImportOptions
+    from replicator.commands.dumps import DumpsLsOptions as DumpsLsOptions
     from replicator.commands.dumps import DumpsVerifyOptions as DumpsVerifyOptions
+    from replicator.commands.dumps import dumps_expire as dumps_expire
     from replicator.commands.dumps import dumps_export as dumps_export
     from replicator.commands.dumps import dumps_import as dumps_import
+    from replicator.commands.dumps import dumps_ls as dumps_ls
     from replicator.commands.dumps import dumps_verify as dumps_verify
     from replicator.commands.gateway import GatewayOptions as GatewayOptions
     from replicator.commands.gateway import gateway as gateway
@@ -251,6 +255,8 @@ _COMMANDS = {
     "dump": ("dump", "DumpOptions"),
     "dumps": (
         *("dumps_verify", "DumpsVerifyOptions"),
+        *("dumps_ls", "DumpsLsOptions"),
+        *("dumps_expire", "DumpsExpireOptions"),
         *("dumps_export", "DumpsExportOptions"),
         *("dumps_import", "DumpsImportOptions"),
     ),

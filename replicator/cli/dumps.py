@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from replicator.captures.dumps.archive import Archived
-from replicator.cli.options import Session, json_options, options_of, pass_session
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text
-from replicator.commands.dumps import dumps_export, dumps_import, dumps_verify
+from replicator.captures.dumps.chains import DumpInPlace
+from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
+from replicator.commands.dumps import dumps_expire, dumps_export, dumps_import, dumps_ls, dumps_verify
 
 DAMAGED = 4
 
@@ -87,5 +88,53 @@ def _tell(done: Archived, as_json: bool) -> int:
         ("data", f"{count_text(done.files, 'content')}, {size_text(done.bytes)}"),
         ("refers to", shortened(done.earlier)),
     ]
+    emit(done, as_json, aligned(lines))
+    return 0
+
+
+@dumps.command(name="ls")
+@options_of(dumps_ls)
+@json_option
+@pass_session
+def list_dumps(session: Session, /, as_json: bool, **given: Any) -> int:
+    """List the dumps of a directory, the oldest first, with the dumps that each needs. Exit code 4 if one of these is
+    missing.
+
+    \b
+    Example: replicator dumps ls s3://backup/sales
+    """
+    found = session.call(dumps_ls, **given)
+    head = ("dump", "created", "kind", "to event", "data", "needs")
+    rows = [_row(each) for each in found.dumps]
+    emit(found, as_json, [*columns(head, rows), *(f"unfinished: {name}" for name in found.unfinished)])
+    return DAMAGED if any(each.broken for each in found.dumps) else 0
+
+
+def _row(dump: DumpInPlace) -> tuple[str, ...]:
+    needs = ", ".join(dump.needs) + (" (some are missing)" if dump.broken else "")
+    data = "none" if dump.bytes is None else size_text(dump.bytes)
+    return dump.name, dump.created, dump.kind, str(dump.to_event), data, needs.strip()
+
+
+@dumps.command(name="expire")
+@options_of(dumps_expire)
+@json_option
+@pass_session
+def expire(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Remove the dumps with data that are not kept. Each source and scope is counted apart, days are those of UTC, and
+    the newest dump is always kept. A kept dump keeps the dumps that it needs, so no chain is broken.
+
+    \b
+    Example:
+      replicator dumps expire s3://backup/sales --keep-daily 7 --keep-weekly 4 --keep-monthly 12 --dry-run
+      replicator dumps expire /backup --keep-within 14d
+    """
+    done = session.call(dumps_expire, **given)
+    verb = "would remove" if done.status == "planned" else "removed"
+    lines: list[tuple[str, Any]] = [(done.status, done.place)]
+    lines += [("keep", f"{name}: {', '.join(why)}") for name, why in sorted(done.kept.items())]
+    lines += [(verb, name) for name in done.removed]
+    lines.append(("bytes", size_text(done.bytes_removed)))
+    lines.append(("not touched", shortened(done.other)))
     emit(done, as_json, aligned(lines))
     return 0

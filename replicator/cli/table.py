@@ -26,7 +26,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Replicate": {
         "capture": ("capture", "Read the notification log and changed files into $cmroot."),
         "dump": ("dump", "Capture, then write a dump: full or incremental."),
-        "dumps": ("dumps", "Verify finished dumps; carry them as tar files."),
+        "dumps": ("dumps", "Verify, list, expire and carry finished dumps."),
         "load": ("load", "Replay a finished dump on a target."),
         "verify": ("verify", "Compare every object and file of both sides."),
         "repair": ("verify", "Find a replica's differences, and copy exactly those."),

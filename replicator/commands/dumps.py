@@ -1,16 +1,19 @@
-"""`dumps verify`, `export` and `import`: work on finished dumps, without any metastore."""
+"""`dumps verify`, `ls`, `expire`, `export` and `import`: work on finished dumps, without any metastore."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Annotated
 
 from cmroot.store.local import FLOW
 from replicator.captures.dumps.archive import Archived, export_dump, import_dump
+from replicator.captures.dumps.chains import PERIODS, DumpsExpired, DumpsListed, Keep, expire_dumps, list_dumps
 from replicator.captures.dumps.data import DumpVerified, verify_dump
 from replicator.captures.dumps.layout import DumpReader
 from replicator.commands.base import Copying, Options, verb
-from replicator.commands.options import KeyFile, OverwriteFile, arg, opt
+from replicator.commands.options import DryRun, KeyFile, Natural, OverwriteFile, arg, opt
 from replicator.errors import UsageError
 
 FinishedDump = Annotated[str, arg("The finished dump's directory.", "DUMP")]
@@ -79,3 +82,54 @@ def dumps_import(options: DumpsImportOptions) -> Archived:
     is not signed with a key; UsageError for a directory that is not empty."""
     with FLOW.limited(options.rate):
         return import_dump(options.archive, options.out, options.keys(options.key_file), options.teller)
+
+
+DumpsPlace = Annotated[str, arg("The directory that has the dumps' directories.", "PLACE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpsLsOptions(Options):
+    place: DumpsPlace = field(kw_only=False)
+
+
+@verb(DumpsLsOptions)
+def dumps_ls(options: DumpsLsOptions) -> DumpsListed:
+    """Lists the dumps of a directory, with the dumps that each needs. Changes nothing.
+
+        replicator.dumps_ls("s3://backup/sales").to_arrow()
+
+    Raises UsageError for a directory without dumps; FormatError for a damaged dump."""
+    return list_dumps(options.place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpsExpireOptions(Options):
+    place: DumpsPlace = field(kw_only=False)
+    keep_last: Annotated[Natural, opt("Keep the newest N dumps.", metavar="N")] = 0
+    keep_daily: Annotated[
+        Natural, opt("Keep the newest dump of each of the last N days that have any.", metavar="N")
+    ] = 0
+    keep_weekly: Annotated[Natural, opt("The same, by ISO weeks.", metavar="N")] = 0
+    keep_monthly: Annotated[Natural, opt("The same, by months.", metavar="N")] = 0
+    keep_yearly: Annotated[Natural, opt("The same, by years.", metavar="N")] = 0
+    keep_within: Annotated[timedelta | None, opt("Keep all dumps that are younger, such as 36h or 14d.")] = None
+    dry_run: DryRun = False
+
+    @property
+    def keep(self) -> Keep:
+        """Raises UsageError if nothing is to be kept."""
+        periods = {name: count for name in PERIODS if (count := getattr(self, f"keep_{name}"))}
+        if not periods and self.keep_within is None:
+            raise UsageError("no dump is to be kept", hint="give at least one of the --keep options")
+        return Keep(periods, self.keep_within)
+
+
+@verb(DumpsExpireOptions)
+def dumps_expire(options: DumpsExpireOptions) -> DumpsExpired:
+    """Removes dumps with data that are not kept. A kept dump keeps the dumps that it needs: no chain is broken. May run
+    again after a crash.
+
+        replicator.dumps_expire("s3://backup/sales", keep_daily=7, keep_weekly=4, dry_run=True)
+
+    Raises UsageError if nothing is to be kept; FormatError, before any removal, for a damaged dump."""
+    return expire_dumps(options.place, options.keep, time.time, dry_run=options.dry_run)

@@ -28,9 +28,11 @@ from stores import S3_SERVERS, s3_of
 
 from cmroot.keep.content import locate
 from cmroot.pins import read_pins
+from cmroot.store.place import Place
 from replicator.captures.dumps.data import CheckTask, run_check_task
 from replicator.captures.dumps.encryption import CHUNK, MAGIC, SALT, TAG, DecryptedReader, EncryptedWriter
 from replicator.captures.dumps.layout import Content, DumpReader, read_keys
+from replicator.captures.dumps.writer import DumpWriter
 from replicator.core.model import Column, Partition, Serde, Table
 from replicator.errors import FormatError, Refused
 from replicator.metastore.embedded import running as embedded
@@ -570,3 +572,96 @@ def test_a_changed_moved_or_missing_chunk_is_found(size: int, key_file: str) -> 
     for changed in changes:
         with pytest.raises((Refused, FormatError)):
             read(changed)
+
+
+# ---- retention ------------------------------------------------------------------------------------------------------
+
+
+def kept_dumps(fixture: Lab) -> list[str]:
+    return [each["name"] for each in command("dumps", "ls", str(fixture.here / "kept")).output["dumps"]]
+
+
+def chain_of_four(fixture: Lab) -> Path:
+    """Two chains of two dumps each, in a directory of their own."""
+    place, before = fixture.here / "kept", None
+    for number in range(4):
+        fixture.source.write("t", {f"file{number}": f"{number}" * 3, f"twin{number}": "a"})
+        since = before if number % 2 else None
+        before = place / f"d{number}"
+        assert command(*fixture.dump_arguments(before, since=since), "--with-data").code == 0
+    return place
+
+
+def test_expiry_removes_a_chain_when_no_kept_dump_needs_it(fixture: Lab) -> None:
+    place = chain_of_four(fixture)
+    assert fixture.dump(out=place / "plain").code == 0
+    listed = {each["name"]: each["needs"] for each in command("dumps", "ls", str(place)).output["dumps"]}
+    assert listed == {"d0": [], "d1": ["d0"], "d2": [], "d3": ["d2"], "plain": []}
+    expire = ["dumps", "expire", str(place), "--keep-last"]
+    assert command(*expire, "3").output["removed"] == []
+    planned = command(*expire, "2", "--dry-run")
+    assert planned.output["removed"] == ["d1", "d0"] and kept_dumps(fixture) == sorted(listed)
+    done = command(*expire, "2")
+    assert (done.code, done.output["removed"], done.output["other"]) == (0, ["d1", "d0"], ["plain"])
+    assert sorted(path.name for path in place.iterdir()) == ["d2", "d3", "plain"]
+    loads_alone(fixture, place / "d2", place / "d3")
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(when, "unlink", r"/d1/_finished_dump$") for when in ("before", "after")], ids=str
+)
+def test_a_killed_expiry_is_completed(fixture: Lab, fault: Fault) -> None:
+    place = chain_of_four(fixture)
+    expire = ["dumps", "expire", str(place), "--keep-last", "1"]
+    assert run_with(fault, expire).reached
+    assert command(*expire).code == 0
+    assert sorted(path.name for path in place.iterdir()) == ["d2", "d3"]
+
+
+def test_a_damaged_dump_stops_an_expiry_and_is_named(fixture: Lab) -> None:
+    place = chain_of_four(fixture)
+    (place / "d1/_dumpmetadata").write_text("{}")
+    answer = command("dumps", "expire", str(place), "--keep-last", "1")
+    assert answer.error == "FormatError" and "d1" in answer.message and len(list(place.iterdir())) == 4
+
+
+def test_expiry_needs_to_know_what_to_keep(fixture: Lab) -> None:
+    answer = command("dumps", "expire", str(fixture.here))
+    assert answer.code == 2 and "--keep" in answer.output["hint"]
+
+
+def test_a_dump_and_an_expiry_at_the_same_time_leave_no_broken_chain(
+    fixture: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dump refers to one that an expiry removes: before the dump is finished, and after."""
+    place = chain_of_four(fixture)
+    expire = ["dumps", "expire", str(place), "--keep-last", "1"]
+    arguments = [*fixture.dump_arguments(place / "late", since=place / "d1"), "--with-data"]
+    fixture.source.write("t", {"late": "late"})
+    finish = DumpWriter.finish
+
+    def expired_meanwhile(*given: Any, **more: Any) -> None:
+        assert command(*expire).output["removed"] == ["d1", "d0"]
+        finish(*given, **more)
+
+    monkeypatch.setattr(DumpWriter, "finish", expired_meanwhile)
+    answer = command(*arguments)
+    assert answer.error == "FormatError" and "was removed" in answer.message, answer
+    assert not (place / "late/_finished_dump").exists()
+    monkeypatch.setattr(DumpWriter, "finish", finish)
+    shutil.rmtree(place)
+
+    place = chain_of_four(fixture)
+    fixture.source.write("t", {"later": "later"})
+    remove_own = Place.remove_own
+
+    def dumped_meanwhile(self: Place) -> bool:
+        if self.text.endswith("/d1/_finished_dump"):
+            monkeypatch.setattr(Place, "remove_own", remove_own)
+            assert command(*fixture.dump_arguments(place / "late", since=place / "d1"), "--with-data").code == 0
+        return remove_own(self)
+
+    monkeypatch.setattr(Place, "remove_own", dumped_meanwhile)
+    assert command(*expire).output["removed"] == []
+    assert command("dumps", "ls", str(place)).code == 0
+    assert verified(place / "late").code == 0

@@ -35,11 +35,12 @@ def data_roots(reader: DumpReader) -> dict[str, str]:
     roots = {"": join(reader.place, DATA)}
     for each in reader.metadata.data.earlier if reader.metadata.data else ():
         near = join(parent(reader.place), name_of(each.place))
-        roots[each.id] = join(near if _id_at(near) == each.id else each.place, DATA)
+        roots[each.id] = join(near if id_at(near) == each.id else each.place, DATA)
     return roots
 
 
-def _id_at(place: str) -> str:
+def id_at(place: str) -> str:
+    """Returns the id of the finished dump at a place; "" if there is none, or it cannot be read."""
     with suppress(Error, OSError, *UNREADABLE):
         return msgspec.json.decode((Place(place) / layout.FINISHED).read_bytes(), type=Finished).id
     return ""

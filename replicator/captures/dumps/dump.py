@@ -19,7 +19,7 @@ from cmroot.lease import acquire
 from cmroot.log.captured import ADD, Segment, segments
 from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, pin_dump, unpin_dump
 from cmroot.root import ChangeRoot, open_existing
-from cmroot.store.place import scratch
+from cmroot.store.place import Place, scratch
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DumpData, DumpMetadata, DumpReader, Keys, Point, Scope
 from replicator.captures.dumps.rows import Content, covers, reached, scope_of, scope_text
@@ -181,6 +181,9 @@ class Carried(Protocol):
     @property
     def copied(self) -> int: ...
 
+    def check(self) -> None:
+        """Raises FormatError if an earlier dump that `data` refers to was removed since."""
+
 
 Carry = Callable[[DumpWriter, DumpMetadata], Carried]
 """A function that copies the bytes of the files that a dump names into it."""
@@ -247,9 +250,12 @@ def write_dump(
                 if carry is not None:
                     check()
                     reading.close()  # the pin retains the bytes from here on
-                    carried, check = carry(writer, metadata), _nothing
+                    carried = carry(writer, metadata)
+                    check = carried.check
                     metadata = msgspec.structs.replace(metadata, data=carried.data)
                 writer.finish(metadata, options.keys, before_publishing=check)
+                if carried is not None:
+                    _keep_unbroken(writer.place, carried)
             if carried is not None:
                 unpin_dump(root.place, writer.id)
     tell_event("dumped", end.event, end.position)
@@ -274,8 +280,13 @@ def write_dump(
     )
 
 
-def _nothing() -> None:
-    """Does nothing."""
+def _keep_unbroken(place: str, carried: Carried) -> None:
+    """Takes a dump back if an expiry has removed one that it needs: each of the two looks after its own change."""
+    try:
+        carried.check()
+    except Error:
+        (Place(place) / layout.FINISHED).remove_own()
+        raise
 
 
 def _counts(carried: Carried | None) -> dict[str, Any]:

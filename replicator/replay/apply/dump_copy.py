@@ -19,12 +19,12 @@ from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
 from cmroot.store.local import FLOW
 from cmroot.store.place import Place, is_local, join, local_path, parent
-from replicator.captures.dumps.data import data_roots, sha256_of
+from replicator.captures.dumps.data import data_roots, id_at, sha256_of
 from replicator.captures.dumps.layout import DATA, Content, DumpData, DumpMetadata, DumpReader, Earlier, Keys
 from replicator.captures.dumps.writer import DumpWriter
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
-from replicator.errors import FilesMissing
+from replicator.errors import FilesMissing, FormatError
 from replicator.replay.apply.copy_task import MISSING_SHOWN, entries, fold_entries
 from replicator.replay.apply.copying import Placing, place_file, threads_of
 from replicator.replay.apply.origins import Roots, Wanted
@@ -54,6 +54,15 @@ class Carried:
 
     data: DumpData
     copied: int = 0
+
+    def check(self) -> None:
+        """Raises FormatError if an earlier dump that this one refers to was removed since."""
+        gone = [each for each in self.data.earlier if id_at(each.place) != each.id]
+        if gone:
+            raise FormatError(
+                f"{gone[0].place}: was removed while a dump that refers to it was written",
+                hint="dump again, with --since of the newest dump; it copies what is missing",
+            )
 
 
 @dataclass
@@ -122,11 +131,12 @@ def _files_missing(counts: _Counts, root: str) -> FilesMissing:
 
 
 def _chain(earlier: DumpReader | None) -> tuple[Earlier, ...]:
-    """Returns the dumps whose contents may be referenced, the newest first, at their present places."""
+    """Returns the dumps whose contents may be referenced, the newest first, at their present places; without those that
+    are elsewhere by now."""
     if earlier is None or earlier.metadata.data is None:
         return ()
-    places = {id: parent(root) for id, root in data_roots(earlier).items()}
-    older = (Earlier(each.id, places[each.id]) for each in earlier.metadata.data.earlier)
+    places = {id: parent(root) for id, root in data_roots(earlier).items() if id}
+    older = (Earlier(id, place) for id, place in places.items() if id_at(place) == id)
     return Earlier(earlier.metadata.id, earlier.place), *older
 
 
