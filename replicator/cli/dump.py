@@ -23,7 +23,9 @@ def dump(session: Session, /, as_json: bool, **given: Any) -> int:
     with a confirmed --slot).
 
     A dump contains file names and checksums, but no data; load reads the files from the source or from $cmroot. With
-    --with-data it contains the bytes, too, and can be loaded when the source and $cmroot are gone.
+    --with-data it contains the bytes, too, and can be loaded when the source and $cmroot are gone. With --keeper none,
+    a complete dump needs no $cmroot: nothing is written at the source, and files that change before they are copied are
+    missing.
 
     \b
     Example:
@@ -32,6 +34,7 @@ def dump(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator dump --source prod --cmroot /cm --db sales --slot dr --out /dumps/3
       replicator dump west --out /dumps/4
       replicator dump west --with-data --out s3://backup/west/1
+      replicator dump --source prod --keeper none --db sales --with-data --out /backup/1
     """
     report = session.call(run, **given)
     if isinstance(report, DumpPlan):

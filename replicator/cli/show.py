@@ -12,7 +12,7 @@ import click
 from replicator.captures.dumps.shown import Shown
 from replicator.captures.events.record import Change
 from replicator.cli.options import Session, json_option, options_of, pass_session
-from replicator.cli.output import aligned, size_text, time_text, value_text, write
+from replicator.cli.output import aligned, count_text, size_text, time_text, value_text, write
 from replicator.commands.show import show as run
 
 SPOOL = 16 << 20  # bytes of JSON held in memory; more waits in a file
@@ -88,8 +88,24 @@ def _header(header: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, [f"{db} at {location}" for db, location in value.items()]
         elif key == "bytes":
             yield name, size_text(value)
+        elif key == "data":
+            yield name, _data(value)
+        elif key == "unkept":
+            files = count_text(value, "file") if value else ""
+            yield "kept nowhere", f"{files}: a load is possible only as long as the source has them" if value else None
         elif value not in (None, "", [], {}):
             yield name, list(map(value_text, value)) if isinstance(value, list | tuple) else value_text(value)
+
+
+def _data(data: Mapping[str, Any] | None) -> str:
+    if data is None:
+        return "none: the dump names files"
+    text = f"{count_text(data['files'], 'content')}, {size_text(data['bytes'])}"
+    if data["referenced"]:
+        text += f"; {count_text(data['referenced'], 'content')} in earlier dumps"
+    if data["earlier"]:
+        text += f"; after {', '.join(each['place'] for each in data['earlier'])}"
+    return text
 
 
 def _file_line(entry: Mapping[str, Any]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from cmroot.log.captured import segments
-from cmroot.root import create_or_open, open_existing
-from cmroot.store.place import as_written
+from cmroot.root import ChangeRoot, create_or_open, open_existing
+from cmroot.store.place import as_written, scratch
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
 from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
@@ -45,7 +47,7 @@ from replicator.policies.roles import epochs_to_dump
 @dataclass(frozen=True, kw_only=True)
 class DumpOptions(Copying, Selecting):
     chooses: ClassVar = "source"
-    needed: ClassVar = ("source", "cmroot", "db")
+    needed: ClassVar = ("source", "db")
 
     policy: OptionalPolicy = field(default=None, kw_only=False)
     source: Source = ""
@@ -93,6 +95,31 @@ class DumpOptions(Copying, Selecting):
     def existing(self) -> Existing:
         return super().existing() if self.capture_first else captured_in(self.cmroot)
 
+    def complete(self) -> Self:
+        """Adds that a dump without a root is possible: a complete one, with `--keeper none`."""
+        done = super().complete()
+        if done.cmroot:
+            return done
+        if done.keeper != "none":
+            raise UsageError(
+                "Missing option '--cmroot'.",
+                hint="give it, or a policy that provides it; or --keeper none, for a complete dump that keeps nothing",
+            )
+        given = {"--since": done.since is not None, "--until": done.until is not None, "--slot": bool(done.slot)}
+        given |= {"--no-capture": not done.capture_first, "--dry-run": done.dry_run}
+        for option in (option for option, is_given in given.items() if is_given):
+            raise UsageError(f"{option} needs a $cmroot", hint="give --cmroot, at any place that may be written")
+        return done
+
+    @contextmanager
+    def root(self) -> Iterator[ChangeRoot]:
+        """Yields the root, or one for the length of a block."""
+        if self.cmroot:
+            yield create_or_open(self.cmroot)
+            return
+        with scratch("dump") as here:
+            yield create_or_open(str(here / "cmroot"))
+
 
 def captured_in(root: str) -> Existing:
     """Returns the databases of a root's log."""
@@ -108,6 +135,7 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         replicator.dump(source="thrift://a:9083", cmroot="/cm", db="sales", out="/dumps/1")
         replicator.dump(source="prod", cmroot="/cm", db="sales", since="/dumps/1", out="/dumps/2")
         replicator.dump("west", out="/dumps/3")
+        replicator.dump(source="prod", keeper="none", db="sales", out="/dumps/4", with_data=True)
 
     Raises UsageError for a range or pattern that fits nothing; Refused for a replica or a fenced database;
     BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
@@ -126,14 +154,14 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
     )
     if options.dry_run:
         return _planned(options, wanted)
-    with options.runtime() as runtime:
-        observed, epochs = _captured(options, runtime) if options.capture_first else (None, {})
+    with options.runtime() as runtime, options.root() as root:
+        observed, epochs = _captured(options, root, runtime) if options.capture_first else (None, {})
         wanted = replace(wanted, epochs=epochs, keys=options.keys(options.key_file))
-        root = create_or_open(options.cmroot)
         carry = _carrying(options, wanted, root.place, runtime) if options.with_data else None
         report = dumping.write_dump(root, options.out, wanted, runtime, carry)
     if observed is not None:
-        report.captured, report.warnings, report.scanned = observed.records, observed.warnings, observed.scanned
+        report.captured, report.scanned = observed.records, observed.scanned
+        report.warnings = [*observed.warnings, *report.warnings]
         if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
             report.observed = observed.observed
     return report
@@ -150,12 +178,11 @@ def _carrying(options: DumpOptions, wanted: dumping.DumpSettings, root: str, run
     return lambda writer, metadata: carry_data(writer, metadata, how)
 
 
-def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[str, int]]:
+def _captured(options: DumpOptions, root: ChangeRoot, runtime: Runtime) -> tuple[Captured, dict[str, int]]:
     """The capture before a dump, and the epochs of the source's databases."""
     databases = names(options.db)
     with options.connected(options.source) as metastore:
         epochs = epochs_to_dump(metastore, databases, allow_replica=options.allow_replica, draining=options.draining)
-        root = create_or_open(options.cmroot)
         whole = options.since is None and not (options.slot and confirmed(root.place, options.slot))
         wanted = CaptureSettings(
             databases,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -20,7 +21,7 @@ import pytest
 import xxhash
 from command_line import Answer, command
 from faults import Fault, run_with
-from lab import Lab
+from lab import Lab, assert_same
 from metastores import MetastoreFactory
 from names import unique
 from plain_tables import KEYS, PlainDatabase, text_storage
@@ -33,6 +34,7 @@ from replicator.captures.dumps.data import CheckTask, run_check_task
 from replicator.captures.dumps.encryption import CHUNK, MAGIC, SALT, TAG, DecryptedReader, EncryptedWriter
 from replicator.captures.dumps.layout import Content, DumpReader, read_keys
 from replicator.captures.dumps.writer import DumpWriter
+from replicator.cli.main import run
 from replicator.core.model import Column, Partition, Serde, Table
 from replicator.errors import FormatError, Refused
 from replicator.metastore.embedded import running as embedded
@@ -665,3 +667,71 @@ def test_a_dump_and_an_expiry_at_the_same_time_leave_no_broken_chain(
     assert command(*expire).output["removed"] == []
     assert command("dumps", "ls", str(place)).code == 0
     assert verified(place / "late").code == 0
+
+
+# ---- a warehouse that may only be read ------------------------------------------------------------------------------
+
+
+def tree(place: Path) -> dict[str, tuple[int, int, int]]:
+    """All below a directory, with what changes with any write or link."""
+    found = {str(path): path.stat() for path in (place, *place.rglob("*"))}
+    return {name: (each.st_ino, each.st_ctime_ns, each.st_nlink) for name, each in found.items()}
+
+
+def readonly(fixture: Lab, *more: str) -> Answer:
+    """A dump by a user who writes nothing into the source's warehouse, with its root elsewhere, or none."""
+    fixture.dumps += 1
+    arguments = ["--source", fixture.source_uri, "--db", fixture.name, "--out", str(fixture.last), "--keeper", "none"]
+    before = tree(fixture.source.home)
+    answer = command("dump", *arguments, *more)
+    assert tree(fixture.source.home) == before
+    return answer
+
+
+@pytest.mark.parametrize("root", [(), ("--cmroot", "elsewhere")], ids=["without", "elsewhere"])
+def test_a_plain_dump_of_a_warehouse_that_may_only_be_read_says_how_long_it_is_exact(
+    fixture: Lab, root: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(fixture.here)
+    answer = readonly(fixture, *root)
+    assert (answer.code, answer.output["unkept"]) == (0, 6), answer
+    assert "only as long as they stay" in " ".join(answer.output["warnings"])
+    assert command("show", str(fixture.last)).output["unkept"] == 6
+    assert "as long as the source has them" in lines("show", str(fixture.last))
+    assert fixture.load().code == 0
+    assert_same(fixture.source, fixture.target)
+    (fixture.source.home / "t/first").write_text("!")
+    assert fixture.load(fixture.last, "--rename-db", f"{fixture.name}={unique('db')}").error == "FilesMissing"
+
+
+def test_a_dump_with_data_needs_no_root_at_all(fixture: Lab) -> None:
+    answer = readonly(fixture, "--with-data")
+    assert (answer.code, answer.output["unkept"], answer.output["data_files"]) == (0, 0, 5), answer
+    assert not fixture.cmroot.exists()
+    shown = fixture.source.shown()
+    shutil.rmtree(fixture.source.home)
+    assert fixture.load().code == 0 and fixture.target.shown() == shown
+
+
+def test_kept_files_are_not_counted_as_unkept(fixture: Lab) -> None:
+    answer = fixture.dump()
+    assert (answer.output["unkept"], answer.output["warnings"]) == (0, [])
+
+
+@pytest.mark.parametrize("more", [("--since", "1"), ("--slot", "west"), ("--no-capture",), ("--dry-run",)], ids=str)
+def test_without_a_root_there_is_no_increment(fixture: Lab, more: tuple[str, ...]) -> None:
+    answer = readonly(fixture, *more)
+    assert (answer.code, answer.error) == (2, "UsageError") and more[0] in answer.message and answer.output["hint"]
+
+
+def test_without_a_root_and_with_a_keeper_the_root_is_missing(fixture: Lab) -> None:
+    answer = readonly(fixture, "--keeper", "auto")
+    assert (answer.code, answer.message) == (2, "Missing option '--cmroot'."), answer
+
+
+def lines(*arguments: str) -> str:
+    """The text that a command prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert run([*arguments]) == 0
+    return out.getvalue()

@@ -31,6 +31,7 @@ from replicator.captures.walk import ScannedTables
 from replicator.core.logging import tell_event
 from replicator.core.not_replicated import INCOMPLETE, SUPPORTED, FormatChoice, NotReplicated, Report
 from replicator.core.runtime import Runtime
+from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Error, FormatError, UsageError
 from replicator.metastore.client import MetastoreReader
 
@@ -144,7 +145,7 @@ class Dumped(Report):
     """The report of a dump: its directory, kind, range, and counts (files and bytes are those named). With data
     (`with_data`): contents and bytes that the dump has itself, contents that this run copied, and those that earlier
     dumps have. `observed`: changes found by scan. `captured`: records added by the capture before it. `scanned`:
-    progress of that capture's scan, if it was time-limited."""
+    progress of that capture's scan, if it was time-limited. `unkept`: files that only the source has."""
 
     dump: str
     kind: str
@@ -165,11 +166,16 @@ class Dumped(Report):
     seconds: float = 0.0
     status: str = "dumped"
     slot: str = ""
+    unkept: int = 0
     with_data: bool = False
     data_files: int = 0
     data_bytes: int = 0
     data_files_copied: int = 0
     data_files_referenced: int = 0
+
+
+UNKEPT = "{} kept nowhere: a load is exact only as long as they stay unchanged at the source"
+"""The limit of a dump that names files whose bytes neither it nor `$cmroot` has."""
 
 
 class Carried(Protocol):
@@ -252,7 +258,7 @@ def write_dump(
                     reading.close()  # the pin retains the bytes from here on
                     carried = carry(writer, metadata)
                     check = carried.check
-                    metadata = msgspec.structs.replace(metadata, data=carried.data)
+                    metadata = msgspec.structs.replace(metadata, data=carried.data, unkept=0)
                 writer.finish(metadata, options.keys, before_publishing=check)
                 if carried is not None:
                     _keep_unbroken(writer.place, carried)
@@ -276,6 +282,8 @@ def write_dump(
         not_replicated=list(metadata.not_replicated),
         status=INCOMPLETE if metadata.not_replicated else "dumped",
         slot=slot,
+        unkept=metadata.unkept or 0,
+        warnings=[UNKEPT.format(count_text(metadata.unkept, "file"))] if metadata.unkept else [],
         **_counts(carried),
     )
 

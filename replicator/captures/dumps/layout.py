@@ -221,7 +221,8 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     their format, with the reason; `empty`: tables and partitions (`db.table/p=1`) without a directory that the operator
     has declared empty; `held`: bytes of all files in scope at `end`, if an increment removes files; `constraints`: True
     if the source's constraints are known, so that a table without constraints in the dump has none; `grants`: the same,
-    of grants; `data`: the bytes that the dump has itself (None: it names files only)."""
+    of grants; `data`: the bytes that the dump has itself (None: it names files only); `unkept`: entries whose bytes
+    only the source's files have, so that a load is possible only as long as these stay (None: not known)."""
 
     id: str
     kind: Kind
@@ -250,6 +251,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     constraints: bool = False
     grants: bool = False
     data: DumpData | None = None
+    unkept: Number | None = None
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -345,6 +345,7 @@ class Content:
             held=self._held(),
             constraints=is_known(self._manifest),
             grants=self._manifest.recall(GRANTS) is not None,
+            unkept=writer.unkept,
         )
 
 

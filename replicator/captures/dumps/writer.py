@@ -52,7 +52,7 @@ class DumpWriter:
         self._waiting_rows = 0
         self._buckets: list[_Bucket] = []
         self._first_names: dict[tuple[str, ...], tuple[str, ...]] = {}  # of tables, and of partitions
-        self.records = self.files = self.removed = self.bytes = self.observed = 0
+        self.records = self.files = self.removed = self.bytes = self.observed = self.unkept = 0
 
     def record(self, record: ChangeRecord) -> None:
         if record.change.rename:
@@ -83,6 +83,8 @@ class DumpWriter:
         added = rows["op"].to_pylist().count("add")
         self.files += added
         self.removed += rows.num_rows - added
+        lost = pa.compute.invert(pa.compute.fill_null(rows["kept"], False))
+        self.unkept += pa.compute.sum(pa.compute.and_(pa.compute.equal(rows["op"], "add"), lost)).as_py() or 0
         self.bytes += sum(size or 0 for size in rows["size"].to_pylist())
         if self._buckets:
             self._distribute(rows)
