@@ -116,6 +116,26 @@ def test_a_killed_dump_is_completed_by_the_same_command(fixture: Lab, fault: Fau
     loads_alone(fixture, fixture.last)
 
 
+def test_two_dumps_into_one_directory_exclude_each_other_while_captures_continue(
+    fixture: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.dumps += 1
+    arguments = fixture.dump_arguments(fixture.last)
+    written, others = DumpWriter.written, list[Answer]()
+
+    def others_come(self: DumpWriter, *given: Any) -> DumpReader:
+        monkeypatch.setattr(DumpWriter, "written", written)
+        others.extend(command(*arguments, *more) for more in (("--with-data",), ()))
+        others.append(fixture.capture())
+        return written(self, *given)
+
+    monkeypatch.setattr(DumpWriter, "written", others_come)
+    assert command(*arguments, "--with-data").code == 0
+    assert [each.error for each in others] == ["LeaseHeld", "LeaseHeld", None], others
+    assert sorted(path.name for path in (fixture.last / "_data").iterdir()) == ["files"]
+    assert verified(fixture.last).code == 0
+
+
 def test_bytes_that_are_nowhere_leave_an_unfinished_dump_that_is_completed_later(fixture: Lab) -> None:
     assert fixture.capture().code == 0
     lost = fixture.source.home / "t/second"

@@ -149,7 +149,7 @@ def test_a_load_that_dies_at_a_request_is_run_again(story: Lab, busy: Proxy, kin
 def test_a_dump_with_data_that_dies_at_a_request_is_completed(story: Lab, busy: Proxy) -> None:
     story.dumps += 1
     arguments = [*story.dump_arguments(story.last), "--with-data"]
-    killed(busy, arguments, story.cmroot, "PUT", "/_data/files/")
+    killed(busy, arguments, story.here, "PUT", "/_data/files/")
     there = len(list((story.last / "_data/files").rglob("*")))
     answer = command(*arguments)
     succeeds(answer)

@@ -23,7 +23,7 @@ from cmroot.store.place import Place, as_written, join
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.encryption import MAGIC, DecryptedReader, EncryptedWriter
 from replicator.captures.dumps.layout import DATA, FINISHED, METADATA, SIGNATURE, DumpReader, Keys, check_parts, signed
-from replicator.captures.dumps.writer import make_room
+from replicator.captures.dumps.writer import leave, make_room
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Progress
 from replicator.errors import FormatError, UsageError
@@ -145,13 +145,17 @@ def import_dump(archive: str, out: str, keys: Keys | None, progress: Progress) -
         raise UsageError(f"{file} does not exist", hint="check the path") from None
     with stream, progress.task("import", size=size) as advance:
         plain, encrypted = _decrypted(stream, str(file), keys)
-        make_room(place, with_data=True)
-        (place / DATA).sweep(deep=True)
-        incoming = _Import(str(file), place, advance)
-        for name, length in _headers(plain, str(file)):
-            incoming.take(name, length, plain)
-            _skip(plain, -length % tarfile.BLOCKSIZE, str(file))
-        return incoming.finish(keys, encrypted=encrypted)
+        lease = make_room(place, with_data=True)
+        assert lease is not None
+        with lease:
+            (place / DATA).sweep(deep=True)
+            incoming = _Import(str(file), place, advance)
+            for name, length in _headers(plain, str(file)):
+                incoming.take(name, length, plain)
+                _skip(plain, -length % tarfile.BLOCKSIZE, str(file))
+            done = incoming.finish(keys, lease.check, encrypted=encrypted)
+        leave(place, lease)
+        return done
 
 
 def _decrypted(stream: BinaryIO, archive: str, keys: Keys | None) -> tuple[Readable, bool]:
@@ -287,8 +291,8 @@ class _Import:
             if checksum and found[0] != checksum:
                 raise self._wrong(name, "is damaged: its checksum is another")
 
-    def finish(self, keys: Keys | None, *, encrypted: bool) -> Archived:
-        """Makes all durable, checks the dump, and writes its marker last."""
+    def finish(self, keys: Keys | None, check: Callable[[], None], *, encrypted: bool) -> Archived:
+        """Makes all durable, checks the dump, and writes its marker last, unless `check` raises."""
         missing = {part.name for part in self._listed.parts} - self._taken
         if missing or not self._finished:
             raise FormatError(f"{self._archive}: lacks {min(missing, default=FINISHED)}", hint=_HINT)
@@ -299,6 +303,7 @@ class _Import:
         if keys is not None:
             check_parts(place, (part.name for part in self._listed.parts), signed(place, metadata.id, METADATA, keys))
         self._place.sync()
+        check()
         (self._place / FINISHED).write_bytes(self._finished)
         return _archived("imported", DumpReader(place, keys), self._archive, encrypted=encrypted)
 

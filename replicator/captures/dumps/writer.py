@@ -7,13 +7,14 @@ bucket, so that a loading task requires one bucket only. A small dump has a sing
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
+from cmroot.lease import Lease, acquire
 from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter, close_together
@@ -41,7 +42,7 @@ class DumpWriter:
         at = as_written(place)
         self.place = str(at)
         self.id = id or uuid.uuid4().hex
-        make_room(at, with_data=with_data)
+        self._lease = make_room(at, with_data=with_data)
         self._parts = PartsWriter(self.place)
         self._records: LinesWriter | None = None
         self._record_parts, self._record_bytes = 0, 0
@@ -168,8 +169,16 @@ class DumpWriter:
         checksum = xxhash.xxh3_128_hexdigest((Place(self.place) / layout.METADATA).read_bytes())
         finished = layout.Finished(layout.FORMAT, layout.VERSION, metadata.id, checksum)
         before_publishing()
+        if self._lease is not None:
+            self._lease.check()
         # The marker is written after everything else is durable: from here on the dump exists.
         (Place(self.place) / layout.FINISHED).write_bytes(msgspec.json.encode(finished) + b"\n")
+        self._leave()
+
+    def _leave(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            leave(Place(self.place), lease)
 
     @property
     def buckets(self) -> int:
@@ -183,6 +192,7 @@ class DumpWriter:
             if part is not None:
                 part.abort()
         _remove_unfinished(Place(self.place))
+        self._leave()
 
     def __enter__(self) -> DumpWriter:
         return self
@@ -224,18 +234,44 @@ class _Bucket:
 _OURS = ("_metadata", "_files", layout.DATA, layout.METADATA, SIGNATURE)
 
 
-def make_room(place: Place, *, with_data: bool) -> None:
-    """Removes what an unfinished dump has left in a directory, which is created; with_data: except its bytes. Raises
-    UsageError for a finished dump, and for a directory with anything else."""
+def make_room(place: Place, *, with_data: bool) -> Lease | None:
+    """Removes what an unfinished dump has left in a directory, which is created. with_data: except its bytes, and the
+    directory is leased: copying takes long, and no other writer may come in between. Raises UsageError for a finished
+    dump, and for a directory with anything else; LeaseHeld while another writer of a dump with data has it."""
     names = place.list()
+    _refuse_occupied(place, names)
+    place.mkdirs(private=True)
+    data = place / layout.DATA
+    lease = acquire(str(data), "dump") if with_data or layout.DATA in names else None
+    try:
+        _refuse_occupied(place, place.list())  # the holder before may have finished
+        _remove_unfinished(place)
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
+    if lease is not None and not with_data:
+        leave(place, lease)
+        data.remove_own_tree()
+        lease = None
+    return lease
+
+
+def _refuse_occupied(place: Place, names: Sequence[str]) -> None:
     if layout.FINISHED in names:
         raise UsageError(f"{place}: contains a finished dump", hint="choose another directory for --out")
     if any(name not in _OURS for name in names):
         raise UsageError(f"{place}: not empty, and not a dump", hint="choose an empty or new directory for --out")
-    _remove_unfinished(place)
-    if not with_data:
-        (place / layout.DATA).remove_own_tree()
-    place.mkdirs(private=True)
+
+
+def leave(place: Place, lease: Lease) -> None:
+    """Releases the lease of a directory, and removes its file."""
+    lease.release()
+    name = place / layout.DATA / "lease"
+    if place.local:
+        name.remove_own()
+    else:
+        name.remove_own_tree()
 
 
 def _remove_unfinished(place: Place) -> None:
