@@ -28,7 +28,7 @@ from replicator.errors import FilesMissing, FormatError
 from replicator.replay.apply.copy_task import MISSING_SHOWN, entries, fold_entries
 from replicator.replay.apply.copying import Placing, place_file, threads_of
 from replicator.replay.apply.origins import Roots, Wanted
-from replicator.replay.apply.staging import is_stamped, noted, sweep_staging
+from replicator.replay.apply.staging import give_up_attempts, is_stamped, noted, sweep_staging
 from replicator.replay.placement import Placement
 from replicator.replay.plan import FileRules, Plan
 from replicator.replay.squash import squash
@@ -78,7 +78,7 @@ class _Counts:
 def carry_data(writer: DumpWriter, metadata: DumpMetadata, how: Carrying) -> Carried:
     """Copies every content that a load of the dump may need, and lists it. May run twice: an existing content is not
     copied again. Raises FilesMissing, with the files, if bytes are not available anywhere: the dump is not finished
-    then, and the bytes copied so far remain for the next one."""
+    then, and the bytes copied so far remain for the next one. They become durable with the parts of the dump."""
     place, chain = join(writer.place, DATA), _chain(how.earlier)
     sweep_staging(place)
     reader = writer.written(metadata)
@@ -95,11 +95,10 @@ def carry_data(writer: DumpWriter, metadata: DumpMetadata, how: Carrying) -> Car
             for row in batch.to_pylist():
                 _listed(row, writer, counts)
             advance(0, files=batch.num_rows, size=sum(size or 0 for size in batch["size"].to_pylist()))
+    give_up_attempts(place)
     (Place(place) / NOTES).remove_own_tree()  # an abandoned attempt publishes nothing from here on
     if counts.missing_count:
         raise _files_missing(counts, how.root)
-    if counts.copied:
-        Place(place).sync()
     data = DumpData(counts.files, counts.bytes, counts.referenced, chain)
     return Carried(data, counts.copied)
 
