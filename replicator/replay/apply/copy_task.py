@@ -33,8 +33,7 @@ from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, rank
 from cmroot.store.hdfs import carry_attributes
-from cmroot.store.listing import list_tree
-from cmroot.store.place import Place, is_local, join, local_path, located, parent, resolved
+from cmroot.store.place import Place, is_local, local_path, located, parent
 from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error
 from replicator.replay.apply.copying import (
@@ -50,8 +49,7 @@ from replicator.replay.apply.copying import (
     threads_of,
 )
 from replicator.replay.apply.origins import Roots, Wanted
-from replicator.replay.apply.staging import OPEN, Fence, is_published, noted, remove_emptied, sweep_empty
-from replicator.replay.neighbours import Clearing
+from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
 from replicator.replay.plan import FileRules
 
 # ---- delta files -----------------------------------------------------------------------------------------------------
@@ -332,47 +330,6 @@ def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
                 if "version" not in rows.column_names:  # dumps of the first releases
                     rows = rows.append_column("version", pa.nulls(rows.num_rows, pa.string()))
                 yield rows
-
-
-# ---- left ------------------------------------------------------------------------------------------------------------
-# Files of tables at locations that no load chooses, such as tables adopted in place: only files published by loads,
-# which have stamps, are moved to `$cmroot`. Has side effects; also runs on executors.
-
-
-@dataclass(frozen=True)
-class LeftTask:
-    """Directories whose published files are moved to a `$cmroot`, except those that other tables use."""
-
-    root: str
-    clearings: Sequence[Clearing]
-
-
-@dataclass(frozen=True)
-class Left:
-    """The number of removed files, and the number of other files in each directory that has some."""
-
-    removed: int
-    others: dict[str, int]
-
-
-def run_left_task(task: LeftTask, fence: Fence = OPEN) -> Left:
-    """Removes published files. May run twice. Raises LeaseHeld if the attempt was abandoned. Objects of object stores
-    have no stamps, so none are removed there."""
-    roots, removed, others = Roots(task.root, task.root), 0, dict[str, int]()
-    for each in task.clearings:
-        listing, real = list_tree(each.directory), resolved(each.directory)
-        for file in listing.files if listing else ():
-            place = join(each.directory, file.path_relative)
-            if any(kept.covers(join(real, file.path_relative)) for kept in each.kept):
-                continue
-            if is_local(place) and is_published(local_path(place)):
-                fence.check()
-                removed += remove_file(place, roots)
-            else:
-                others[each.directory] = others.get(each.directory, 0) + 1
-        if not each.kept:
-            sweep_empty(each.directory)
-    return Left(removed, others)
 
 
 # ---- Delta logs ------------------------------------------------------------------------------------------------------

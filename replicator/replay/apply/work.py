@@ -15,9 +15,9 @@ from itertools import chain
 from threading import Lock
 from typing import TypeVar
 
-from cmroot.store.listing import file_state
+from cmroot.store.listing import file_state, list_tree
 from cmroot.store.local import status_of
-from cmroot.store.place import Place, is_local, is_within, local_path, located, normal, resolved, touches
+from cmroot.store.place import Place, is_local, is_within, join, local_path, located, normal, resolved, touches
 from replicator.captures.dumps.layout import DumpReader
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
@@ -28,9 +28,10 @@ from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader, checked
 from replicator.metastore.concurrency import paced
 from replicator.replay.apply.claim import Claims
-from replicator.replay.apply.copy_task import LeftTask, run_left_task
+from replicator.replay.apply.copying import remove_file
 from replicator.replay.apply.origins import KeyedExecutor, Outcomes, Roots
-from replicator.replay.apply.staging import OPEN, Fence, fenced, remove_above
+from replicator.replay.apply.staging import OPEN, Fence, fenced, remove_above, sweep_empty
+from replicator.replay.apply.staging import is_published as is_stamped_by_load
 from replicator.replay.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear
 from replicator.replay.placement import BY_NAME, is_published, lies_by_name, not_noted, noted, relative
 from replicator.replay.plan import Plan, TablePlan
@@ -74,6 +75,43 @@ def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
         count += clear(task.root, each)
         remove_above(each.directory, each.above)
     return count
+
+
+@dataclass(frozen=True)
+class LeftTask:
+    """Directories at locations that no load chooses, such as those of tables adopted in place: only files published by
+    loads, which have stamps, are moved to a `$cmroot`, except those that other tables use."""
+
+    root: str
+    clearings: Sequence[Clearing]
+
+
+@dataclass(frozen=True)
+class Left:
+    """The number of removed files, and the number of other files in each directory that has some."""
+
+    removed: int
+    others: dict[str, int]
+
+
+def run_left_task(task: LeftTask, fence: Fence = OPEN) -> Left:
+    """Removes published files. May run twice. Raises LeaseHeld if the attempt was abandoned. Objects of object stores
+    have no stamps, so none are removed there."""
+    roots, removed, others = Roots(task.root, task.root), 0, dict[str, int]()
+    for each in task.clearings:
+        listing, real = list_tree(each.directory), resolved(each.directory)
+        for file in listing.files if listing else ():
+            place = join(each.directory, file.path_relative)
+            if any(kept.covers(join(real, file.path_relative)) for kept in each.kept):
+                continue
+            if is_local(place) and is_stamped_by_load(local_path(place)):
+                fence.check()
+                removed += remove_file(place, roots)
+            else:
+                others[each.directory] = others.get(each.directory, 0) + 1
+        if not each.kept:
+            sweep_empty(each.directory)
+    return Left(removed, others)
 
 
 @dataclass(frozen=True)
