@@ -107,6 +107,18 @@ def skipped_directory(name: str) -> bool:
     return hidden(name) or name in UNFINISHED
 
 
+def may_name_places(path: str) -> bool:
+    """Returns True if a file, by its path in a table's directory, may be an index that names others by whole paths: its
+    name, or that of a directory above it, begins with `_`, or it is called a manifest. False for files of a Delta log,
+    and below directories of partition values."""
+    if "_" not in path and "manifest" not in path:
+        return False
+    names = path.split("/")
+    if LOG in names:
+        return False
+    return any(name[:1] == "_" and "=" not in name for name in names) or "manifest" in names[-1].lower()
+
+
 def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Listing | None:
     """Returns every file below a location; None when the directory does not exist (on object stores: no objects below
     it). A location that is one file, as a Spark table may have, contains that file, with the name "".

@@ -5,24 +5,28 @@ It accesses no metastore and returns only counts and differences: a list of file
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
 
-from cmroot.store.checksum import checksum_at
+from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.delta import LOG
 from cmroot.store.hdfs import in_zone
 from cmroot.store.hdfs_checksums import Crc, composite_crc
-from cmroot.store.listing import FileState, Listing, Listings, list_tree
+from cmroot.store.listing import FileState, Listing, Listings, list_tree, may_name_places
 from cmroot.store.place import join, located, parent, scheme
 from replicator.compare.differences import Difference, Differences
 from replicator.core.delta_log import is_whole, named_files
 from replicator.core.model import Partition, Table
+from replicator.core.not_replicated import NotReplicated
 from replicator.errors import FormatError
+from replicator.replay.apply.copying import at_most
+from replicator.replay.apply.named_places import homes_of, limit_of, reason, translated
 from replicator.replay.apply.staging import empty_directories
 from replicator.replay.placement import is_published
 from replicator.replay.replica import own_parameters
@@ -31,6 +35,8 @@ SIZE = "size"
 CRC = "crc"
 CHECKSUM = "checksum"
 
+NAMED = 1000  # objects with files that name the source, of one task
+
 _ASKED_AT_ONCE = 16
 """Files whose CRCs are requested concurrently: nearly all of the time is spent waiting."""
 
@@ -38,13 +44,15 @@ _ASKED_AT_ONCE = 16
 @dataclass(frozen=True)
 class FilePair:
     """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
-    far as the metastore knows. `delta`: a Delta table, whose log is read, too."""
+    far as the metastore knows. `delta`: a Delta table, whose log is read, too. `homes`: further locations that its
+    files may name, as for `homes_of`."""
 
     name: str
     source: str
     target: str
     size: int = 0
     delta: bool = False
+    homes: Sequence[tuple[str | None, str | None]] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,8 @@ class FileTask:
 @dataclass
 class FilesCompared:
     """Files and bytes compared, the differences, and the postponed objects with their (files, bytes). `files_read`: at
-    level crc, files whose contents were read because a side has no CRC."""
+    level crc, files whose contents were read because a side has no CRC; `naming`: objects whose files name locations of
+    the source and are not translated, at most NAMED."""
 
     files: int = 0
     files_read: int = 0
@@ -72,6 +81,7 @@ class FilesCompared:
     objects: int = 0
     differences: Differences = field(default_factory=Differences)
     later: list[tuple[FilePair, int, int]] = field(default_factory=list)
+    naming: list[NotReplicated] = field(default_factory=list)
 
 
 def compare_files(task: FileTask) -> FilesCompared:
@@ -89,7 +99,9 @@ def _compare(
     pair: FilePair, here: Listing | None, there: Listing | None, task: FileTask, report: FilesCompared
 ) -> None:
     source, target = _files(here), _files(there)
-    alike = [path for path, state in source.items() if path in target and target[path].size == state.size]
+    indexes = [path for path in source if may_name_places(path) and _is_index(path, source, target)]
+    same = {path for path, state in source.items() if path in target and target[path].size == state.size}
+    alike = [path for path in source if path in same and path not in indexes]
     part, parts = task.part
     if parts > 1:  # other bits of the digest than for shares
         alike = [path for path in alike if (_digest(path) >> 32) % parts == part]
@@ -97,12 +109,14 @@ def _compare(
         _compare_bytes(pair, [path for path in alike if _digest(path) % task.shares == task.share], task, report)
         return
     _tell_unnamed(pair, here, there, report)
-    _compare_names(pair, source, target, report)
+    _compare_names(pair, source, target, indexes, report)
+    if indexes:
+        _compare_indexes(pair, source, indexes, report)
     if pair.delta:
         _compare_log(pair, target, report)
-    same = {each.relative for each in here.directories} if here else set()
+    known = {each.relative for each in here.directories} if here else set()
     for name in empty_directories(there):
-        if name not in same:  # some readers fail at it; one that exists only at the source is harmless here
+        if name not in known:  # some readers fail at it; one that exists only at the source is harmless here
             _add(report, pair, "directory extra", name, None, "empty")
     if task.level not in (CRC, CHECKSUM):
         return
@@ -133,7 +147,11 @@ def _tell_unnamed(pair: FilePair, source: Listing | None, target: Listing | None
 
 
 def _compare_names(
-    pair: FilePair, source: dict[str, FileState], target: dict[str, FileState], report: FilesCompared
+    pair: FilePair,
+    source: dict[str, FileState],
+    target: dict[str, FileState],
+    indexes: Collection[str],
+    report: FilesCompared,
 ) -> None:
     for path in sorted(source.keys() | target.keys()):
         wanted, found = source.get(path), target.get(path)
@@ -143,8 +161,36 @@ def _compare_names(
             _add(report, pair, "file missing", path, _bytes(wanted), None)
         elif wanted is None:
             _add(report, pair, "file extra", path, None, _bytes(found))
-        elif wanted.size != found.size:
+        elif wanted.size != found.size and path not in indexes:
             _add(report, pair, "file size", path, _bytes(wanted), _bytes(found))
+
+
+def _is_index(path: str, source: Mapping[str, FileState], target: Mapping[str, FileState]) -> bool:
+    """Returns True if the content of a file that both sides have may name places, so that it may be translated."""
+    return path in target and 0 < source[path].size <= limit_of(path)
+
+
+def _compare_indexes(
+    pair: FilePair, source: Mapping[str, FileState], paths: Sequence[str], report: FilesCompared
+) -> None:
+    """Compares files of the target with translations of the source's, whatever the level: sizes differ, too."""
+    homes = homes_of([(pair.source, pair.target), *pair.homes])
+    naming = {}
+    for path in paths:
+        try:
+            with located(join(pair.source, path)).open_stream() as stream:
+                data = at_most(stream, source[path].size + 1)
+        except FileNotFoundError:
+            _add(report, pair, "file extra", path, None, _checksum(join(pair.target, path)))
+            continue
+        content, named = translated(path, data, homes)
+        wanted, found = checksum_stream(io.BytesIO(content))[0], _checksum(join(pair.target, path))
+        if wanted != found:
+            _add(report, pair, "file content" if found else "file missing", path, wanted, found)
+        elif named:
+            naming[path] = named
+    if naming and len(report.naming) < NAMED:
+        report.naming.append(NotReplicated(pair.name.partition("/")[0], reason(naming), pair.name.partition("/")[2]))
 
 
 def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesCompared) -> None:

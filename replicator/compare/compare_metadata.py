@@ -34,6 +34,7 @@ from replicator.core.not_replicated import (
 )
 from replicator.errors import ObjectNotFound
 from replicator.metastore.concurrency import read_both
+from replicator.replay.apply.named_places import of_databases
 from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, relative
 from replicator.replay.plan import at_place
 from replicator.replay.replica import (
@@ -288,7 +289,8 @@ class MetadataComparison:
                     yield pair
         elif source.location and target.location and not shared:
             delta = table_format(source) == DELTA and self._comparison.formats == SUPPORTED
-            yield FilePair(name, source.location, target.location, _size(source.parameters), delta)
+            size, named = _size(source.parameters), of_databases(placement)
+            yield FilePair(name, source.location, target.location, size, delta, named)
 
     # ---- partitions ------------------------------------------------------------------------------------------------
 
@@ -316,7 +318,7 @@ class MetadataComparison:
         homes: Homes,
         alike: Alike | None,
     ) -> Iterator[FilePair]:
-        others = {partition.values: partition for partition in pages.target}
+        others, named = {partition.values: partition for partition in pages.target}, of_databases(placement)
         for partition in pages.source:
             other = others.get(partition.values)
             key = partition_name(source.partition_keys, partition.values)
@@ -328,7 +330,7 @@ class MetadataComparison:
             if alike is None or not alike.proves(partition, other):
                 self._compare_partition(name, source, target, partition, other, placement, homes)
             if partition.location and other.location:
-                yield FilePair(name, partition.location, other.location, _size(partition.parameters))
+                yield FilePair(name, partition.location, other.location, _size(partition.parameters), homes=named)
         here, there = ({each.partition: each for each in side} for side in pages.statistics)
         for name in pages.marked:
             self._compare_statistics(f"{source.db}.{source.name}/{name}", here.get(name), there.get(name))

@@ -91,7 +91,7 @@ def verify(
     report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
     report.differing = sorted(metadata.differences.objects)
     connectors = data_connectors(comparison.source, names) if tables is None else []
-    report.not_replicated = [*connectors, *metadata.not_replicated]
+    report.not_replicated = [*connectors, *metadata.not_replicated, *report.not_replicated]
     report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
@@ -222,6 +222,7 @@ def _take(compared: FilesCompared, report: Verified, differences: Differences) -
     report.files += compared.files
     report.files_read += compared.files_read
     report.bytes += compared.bytes
+    report.not_replicated += compared.naming
     differences.merge(compared.differences)
 
 

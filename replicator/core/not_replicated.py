@@ -47,6 +47,14 @@ class NotReplicated:
     unknown: bool = False
 
     @property
+    def names_source(self) -> bool:
+        return self.reason.startswith(NAMES_SOURCE)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.object, self.partition
+
+    @property
     def name(self) -> str:
         return f"{self.object}/{self.partition}" if self.partition else self.object
 
@@ -147,6 +155,7 @@ _REASONS: dict[Format, str] = {
     "paimon": "a Paimon table: its snapshots define which files are valid",
     "symlink": "a table of symbolic links: its files name the source's files",
 }
+NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 SAID: dict[Format, str] = {
     ICEBERG: "an Iceberg table",

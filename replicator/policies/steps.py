@@ -25,7 +25,15 @@ from replicator.captures.manifest import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.unlistable import data_connectors, sight_at
 from replicator.compare.repair import REPAIR
-from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, NotReplicated, from_property, with_property
+from replicator.core.not_replicated import (
+    AS_THEY_ARE,
+    NAMES_SOURCE,
+    NOT_TAKEN,
+    PROPERTY,
+    NotReplicated,
+    from_property,
+    with_property,
+)
 from replicator.core.policy import METADATA
 from replicator.core.roles import Role, mark_of, may_load_into
 from replicator.core.runtime import Runtime
@@ -309,7 +317,8 @@ class Steps:
         for pair in self.direction.pairs:
             if pair.name in idle and pair.target is not None:
                 said = from_property(pair.target.parameters.get(PROPERTY), pair.name)
-                self.lacking += [each for each in said if each.reason.startswith((*STANDING, NO_VIEW, NOT_TAKEN))]
+                stays = (*STANDING, NO_VIEW, NOT_TAKEN, NAMES_SOURCE)
+                self.lacking += [each for each in said if each.reason.startswith(stays)]
         chosen = {name: batch.begin for batch in work.passed for name in batch.databases}
         if not chosen:
             return

@@ -11,6 +11,7 @@ from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.events.scope import Patterns
 from replicator.core.model import Table
 from replicator.core.not_replicated import (
+    NAMES_SOURCE,
     NOT_TAKEN,
     PROPERTY,
     SOURCE_GRANTS,
@@ -316,11 +317,15 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
             db, _, name = each.object.partition(".")
             if each.reason.startswith((NO_VIEW, NOT_TAKEN)) and (db, name) in touched:
                 continue
+            if each.names_source and (db, name) in touched:
+                plan.named.append(each)
+                continue
             if not name and each.reason.startswith(NOT_TAKEN) and plan.squashed.databases.get(source):
                 continue  # its drop was refused, and the source has created it again
             if each.reason.startswith(NOT_STORED) and (db, name) in stored:
                 continue
-            if each.reason.startswith((*STANDING, NO_VIEW, NOT_TAKEN)) and _is_left(plan.squashed, db, name):
+            stays = (*STANDING, NO_VIEW, NOT_TAKEN, NAMES_SOURCE)
+            if each.reason.startswith(stays) and _is_left(plan.squashed, db, name):
                 plan.lacked.append(each)
 
 

@@ -29,6 +29,10 @@ from replicator.replay.target import ByDifference
 # ---- file rules ------------------------------------------------------------------------------------------------------
 
 
+EntryKey = tuple[int, str, str, str, str]
+"""Position, database, table, partition and location of a file entry."""
+
+
 @dataclass(frozen=True)
 class PartitionRule:
     """The rule of a partition that had a name from position `begin` on. Entries before `since` are void; `now`: its
@@ -77,7 +81,7 @@ class FileRules:
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
-        found = self._rules(position, db, table, partition)
+        found = self.rules_of(position, db, table, partition)
         if found is None:
             return None
         rule, about = found
@@ -92,14 +96,15 @@ class FileRules:
     def object_at(self, position: int, db: str, table: str, partition: str) -> tuple[tuple[str, str], str] | None:
         """Returns the object of an entry by its last names: (table of the target, partition); None if the entry is
         void, or if its table does not remain."""
-        found = self._rules(position, db, table, partition)
+        found = self.rules_of(position, db, table, partition)
         if found is None or found[0].name is None:
             return None
         return found[0].name, found[1].now if found[1] else partition
 
-    def _rules(
+    def rules_of(
         self, position: int, db: str, table: str, partition: str
     ) -> tuple[TableRule, PartitionRule | None] | None:
+        """Returns the rules of an entry's table and partition; None if the entry is void."""
         rule = None
         for candidate in self.tables.get((db, table), ()):
             if candidate.begin <= position and (candidate.end is None or position <= candidate.end):
@@ -316,7 +321,8 @@ class Plan:
     tables whose files cannot be copied, and views whose SQL is not understood; the target's versions remain. `left`:
     for dropped tables, the partitions ("": the table) that were relocated away from their files before. `stays`: files
     that were to be removed but remain. `lacked`: views that earlier loads and this one leave out; objects that the
-    target cannot store. `seen`: the `standing` of existing databases."""
+    target cannot store. `named`: earlier reports of files that name the source, of objects in the range. `seen`: the
+    `standing` of existing databases."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -345,6 +351,7 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
     stays: Stays = field(default_factory=Stays)
     lacked: list[NotReplicated] = field(default_factory=list)
+    named: list[NotReplicated] = field(default_factory=list)
     skipped: str = ""
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
 

@@ -33,6 +33,7 @@ from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, rank
 from cmroot.store.hdfs import carry_attributes
+from cmroot.store.listing import may_name_places
 from cmroot.store.place import Place, is_local, local_path, located, parent
 from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error
@@ -48,9 +49,10 @@ from replicator.replay.apply.copying import (
     remove_file,
     threads_of,
 )
+from replicator.replay.apply.named_places import Naming, translated_file
 from replicator.replay.apply.origins import Roots, Wanted
 from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
-from replicator.replay.plan import FileRules
+from replicator.replay.plan import EntryKey, FileRules
 
 # ---- delta files -----------------------------------------------------------------------------------------------------
 # Files of Delta logs among those of a load: how to recognise them, and who wrote a commit.
@@ -110,8 +112,9 @@ class CopyTask:
 @dataclass
 class CopyReport(CopyCounts):
     """The result of a task. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`: parts of the
-    dump with files of Delta logs, which remain to be published; `foreign`: commits on the target by other writers.
-    files_seen, bytes_seen: all files that the task has processed."""
+    dump with files of Delta logs, which remain to be published; `foreign`: commits on the target by other writers;
+    `naming`: copied files that name places of the source, at most MISSING_SHOWN, more are counted. files_seen,
+    bytes_seen: all files that the task has processed."""
 
     files_removed: int = 0
     files_seen: int = 0
@@ -120,6 +123,8 @@ class CopyReport(CopyCounts):
     missing: list[tuple[str, int, str]] = field(default_factory=list)
     logs: set[str] = field(default_factory=set)
     foreign: list[str] = field(default_factory=list)
+    naming_count: int = 0
+    naming: list[Naming] = field(default_factory=list)
 
     def add(self, other: CopyReport) -> None:
         self.count(other)
@@ -129,11 +134,13 @@ class CopyReport(CopyCounts):
         self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
         self.foreign = (self.foreign + other.foreign)[:MISSING_SHOWN]
         self.logs |= other.logs
+        self.naming_count += other.naming_count
+        self.naming = (self.naming + other.naming)[:MISSING_SHOWN]
 
 
 def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     """Copies or recycles a task's share. May run twice. Raises LeaseHeld if the attempt was abandoned."""
-    homes: set[str] = set()
+    homes: dict[str, EntryKey] = {}
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
     report = CopyReport()
     if task.purpose == REMOVE:
@@ -155,6 +162,10 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     def work(files: Iterable[Wanted], how: Placing) -> CopyReport:
         done = CopyReport()
         for file in files:
+            if task.purpose != PROBE and may_name_places(file.target):
+                file, naming = translated_file(file, homes, task.rules, how)
+                done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
+                done.naming_count += naming is not None
             if task.purpose == PROBE:
                 placed = probe_file(file, task.roots)
             elif task.purpose == COMPARE:
@@ -202,13 +213,13 @@ def fold_entries(
     rows: Iterable[pa.Table],
     rules: FileRules,
     owners: dict[str, tuple[tuple[str, str], str]] | None = None,
-    homes: set[str] | None = None,
+    homes: dict[str, EntryKey] | None = None,
 ) -> tuple[list[Wanted], list[str]]:
     """Returns the files that the target must have, and those that it must not, after all entries: the last one about a
     path counts. owners: is filled with directories of the target, and the table and partition of each; homes: is filled
-    with all these directories, ending with a slash."""
+    with all these directories, ending with a slash, each with the key of an entry of its object."""
     last: dict[str, tuple[int, Wanted | None]] = {}
-    places: dict[tuple[int, str, str, str, str], tuple[str, str] | None] = {}
+    places: dict[EntryKey, tuple[str, str] | None] = {}
     for table in rows:
         for op, key, files in _runs(table):
             if key not in places:
@@ -222,7 +233,7 @@ def fold_entries(
                 continue
             (source, target), position, adds = found, key[0], op == "add"
             if homes is not None:
-                homes.add(target)
+                homes[target] = key
             for path, size, mtime_ns, checksum, version in files:
                 place = file_in(target, path)
                 before = last.get(place)
@@ -239,7 +250,7 @@ def fold_entries(
     )
 
 
-def _runs(table: pa.Table) -> Iterator[tuple[str, tuple[int, str, str, str, str], Iterable[tuple[Any, ...]]]]:
+def _runs(table: pa.Table) -> Iterator[tuple[str, EntryKey, Iterable[tuple[Any, ...]]]]:
     """Yields rows in order, by runs of one object at one position: (op, position to location, its files)."""
     if not table.num_rows:
         return

@@ -131,6 +131,8 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
                 right = (wanted.checksum, wanted.size)
                 if located(wanted.target).size() == wanted.size and checksum_at(wanted.target) == right:
                     return Placed("present", wanted.size)
+    if wanted.content is not None and wanted.size is not None:
+        return Placed("source", wanted.size)
     found = probe_file(wanted, roots, in_place=False)
     if found.origin == "missing" or wanted.checksum is None or wanted.size is None:
         return found
@@ -242,7 +244,7 @@ def _keeper(root: str, directory: str) -> Keeper:
 def _copy(origin: Origin, staging: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
     """Copies to a fresh name and reads back. Returns the open copy, its checksum and size. Raises FileNotFoundError if
     the origin does not exist."""
-    if is_local(origin.place):
+    if origin.content is None and is_local(origin.place):
         source = os.open(local_path(origin.place), os.O_RDONLY | os.O_CLOEXEC)
         try:
             return _fill(staging, mtime_ns, lambda target: copy_between(source, target))
@@ -339,7 +341,7 @@ def _write_checked(origin: Origin, place: Place, right: tuple[str, int], how: Pl
     """Returns checksum and size of an origin, and True if it was written to the object: if they are right, and no other
     attempt has written one. The store compares the received bytes with a digest of those that were hashed here."""
     with origin.open() as source:
-        data = _at_most(source, right[1] + 1)  # a different file may be far larger
+        data = at_most(source, right[1] + 1)  # a different file may be far larger
     found = checksum_stream(io.BytesIO(data))
     if found != right:
         return found, False
@@ -347,7 +349,8 @@ def _write_checked(origin: Origin, place: Place, right: tuple[str, int], how: Pl
     return found, remote_store(place.text).create_checked(place.text, data)
 
 
-def _at_most(source: BinaryIO, size: int) -> bytes:
+def at_most(source: BinaryIO, size: int) -> bytes:
+    """Reads a stream to its end, or to this number of bytes."""
     data = bytearray()
     while block := source.read(min(BUFFER_SIZE, size - len(data))):
         FLOW.passed(len(block))

@@ -39,7 +39,7 @@ from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.staging import sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
-from replicator.replay.apply.transfer import Cloning, copy_files, missing_files, probe_files
+from replicator.replay.apply.transfer import Cloning, copy_files, look_again, missing_files, probe_files
 from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
 from replicator.replay.plan import Name, Plan
@@ -180,6 +180,8 @@ def _commit(
     _functions(replay, commit)
     commit.recycle_left()
     commit.drop_databases()
+    if plan.named:
+        look_again(replay)
     _prove(plan, replay.target)
     commit.checkpoint()
     outcome.commit_seconds = round(clocks.monotonic() - began, 3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from threading import Condition, Lock, Thread
 from typing import BinaryIO, NamedTuple
 
@@ -23,7 +24,7 @@ from replicator.metastore.client import MAY_REFUSE
 class Wanted(msgspec.Struct, frozen=True, gc=False):
     """One file of the target: where its bytes may be stored, what they must be, and its target path. checksum None: its
     bytes were never read (they were removed before capture could read them). `at_version`: path and version id under
-    which the source's bucket retains them."""
+    which the source's bucket retains them. `content`: its bytes, if they are not the source's: those of `checksum`."""
 
     source: str
     target: str
@@ -32,6 +33,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     checksum: str | None
     position: int
     at_version: tuple[str, str] | None = None
+    content: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,20 @@ class Roots:
 
 
 class Origin(NamedTuple):
-    """A location to read bytes from; `name` as in Placed."""
+    """A location to read bytes from; `name` as in Placed. `content`: the bytes, if they are in memory already."""
 
     name: str
     place: str
     version: str = ""
+    content: bytes | None = None
 
     def __str__(self) -> str:
         return f"{self.place} at version {self.version}" if self.version else self.place
 
     def open(self) -> BinaryIO:
         """Opens the bytes. Raises FileNotFoundError if they do not exist."""
+        if self.content is not None:
+            return BytesIO(self.content)
         if self.version:
             return open_version(self.place, self.version)
         return located(self.place).open_stream()
@@ -76,6 +81,9 @@ def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozen
     first = checksum[:2] in kept
     if first and is_kept(roots.target, checksum, size):
         yield Origin("target", locate(roots.target, checksum, size))
+    if wanted.content is not None:
+        yield Origin("source", wanted.source, content=wanted.content)
+        return
     for data in roots.data:
         yield Origin("dump", locate(data, checksum, size))
     if not roots.alone:

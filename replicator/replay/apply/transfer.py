@@ -21,8 +21,8 @@ from cmroot.store.place import is_local, join, local_path, located, normal, pare
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
 from replicator.core.text import count_text
-from replicator.errors import FilesMissing, Refused
-from replicator.metastore.client import PARTITION_BATCH
+from replicator.errors import FilesMissing, ObjectNotFound, Refused
+from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.replay.apply.copy_task import (
     COMPARE,
     COPY,
@@ -34,11 +34,12 @@ from replicator.replay.apply.copy_task import (
     run_copy_task,
     run_log_task,
 )
+from replicator.replay.apply.named_places import Naming, NamingTask, homes_of, of_databases, reported, run_naming_task
 from replicator.replay.apply.origins import Roots
 from replicator.replay.apply.staging import Attempt, fenced, give_up_attempts, noted
 from replicator.replay.apply.work import Replay, Work
 from replicator.replay.placement import is_published
-from replicator.replay.plan import Plan, TablePlan
+from replicator.replay.plan import Name, Plan, TablePlan
 from replicator.replay.retired import Retired
 from replicator.replay.squash import Lineage
 
@@ -147,7 +148,45 @@ def run_files(replay: Replay, purpose: str) -> CopyReport:
         for report in fenced(engine, roots.target, run_copy_task, tasks):
             total.add(report)
             advance(1, files=report.files_seen or report.files_removed, size=report.bytes_seen if size else 0)
+    if total.naming:
+        plan.lacked[:0] = reported(total.naming, plan.source_of)
+        if total.naming_count > len(total.naming):
+            unnamed = total.naming_count - len(total.naming)
+            plan.warnings.append(f"{unnamed:,} more files name locations of the source")
     return total
+
+
+def look_again(replay: Replay) -> None:
+    """Examines the objects of a load of which an earlier load reported files that name the source, and replaces these
+    reports. Called when all metadata is on the target."""
+    plan, tasks, about = replay.plan, list[NamingTask](), list[tuple[Name, str]]()
+    for each in plan.named:
+        step = next((step for step in plan.tables if step.lineage.before == tuple(each.object.split(".", 1))), None)
+        if step is not None and step.table is not None and step.lineage.table is not None:
+            fates = (fate.now or "" for fate in step.lineage.fates if fate.before == each.partition)
+            partition = next(fates, each.partition)
+            pairs = [(step.lineage.table.location, step.table.location), *of_databases(plan.placement)]
+            for place in _places(replay.target, step.name, partition):
+                tasks.append(NamingTask(place, homes_of(pairs)))
+                about.append((step.name, partition))
+    engine = replay.runtime.engines.for_work(len(tasks))
+    found = [
+        Naming(name, partition, path, source)
+        for (name, partition), files in zip(about, engine.run(run_naming_task, tasks), strict=True)
+        for path, source in files.items()
+    ]
+    now = reported(found, plan.source_of)
+    mine = {each.key for each in now}
+    plan.lacked[:] = [*now, *(each for each in plan.lacked if not (each.names_source and each.key in mine))]
+
+
+def _places(target: MetastoreReader, name: Name, partition: str) -> list[str]:
+    """Returns the location of a table, or of its partition; empty if it does not exist."""
+    with suppress(ObjectNotFound):
+        if not partition:
+            return [place for place in [target.table(*name).location] if place]
+        return [each.location for page in target.partitions(*name, [partition]) for each in page if each.location]
+    return []
 
 
 def _files_missing(report: CopyReport, roots: Roots) -> FilesMissing:

@@ -1,0 +1,306 @@
+"""Files that name places: logs of Spark's streaming sinks, manifests, markers of committers. Runs on executors, too.
+
+Spark reads a directory with a `_spark_metadata` only through that log, which names each file by its whole path. A copy
+of it would lead readers of the replica to the source's files. So a load translates the paths in such files as it does
+those in metadata, and names every other small file that contains a location of the source. Delta logs have a check of
+their own (`replicator.core.delta_log`). Hidden files (`.x`) are never copied.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from urllib.parse import unquote, unquote_to_bytes
+
+import msgspec
+
+from cmroot.store.checksum import checksum_stream
+from cmroot.store.listing import FileState, list_tree, may_name_places
+from cmroot.store.place import folded, is_local, join, located, normal, scheme, split_authority, tidied
+from replicator.core.not_replicated import NAMES_SOURCE, NotReplicated
+from replicator.replay.apply.copying import Placing, at_most
+from replicator.replay.apply.origins import Wanted, origins
+from replicator.replay.placement import Placement
+from replicator.replay.plan import EntryKey, FileRules
+
+Homes = tuple[tuple[str, str], ...]
+"""Locations of the source, each with its location on the target: the longest first, so that the first match counts."""
+
+SMALL = 1 << 20  # bytes up to which any file with such a name is read
+LARGEST = 256 << 20  # bytes up to which a stream log is translated: Spark itself reads all of it into its driver
+TOO_LARGE = f"a stream log of more than {LARGEST >> 20} MiB"  # in place of a location
+SHOWN = 5  # files of one object that a report names
+
+_STREAM_LOG = re.compile(r"(?:.*/)?_spark_metadata/\d+(?:\.compact)?")
+_MANIFEST = re.compile(r"(?:.*/)?_symlink_format_manifest/(?:.*/)?manifest")  # one path a line
+_COMMITTED = re.compile(r"(?:.*/)?_SUCCESS")  # JSON of S3A's committers
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_PLACE = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authority>[^/]*))?(?P<path>/.*)", re.DOTALL)
+_QUOTED = re.compile(r'[\x00-\x20%"<>\\^`{|}#?\[\]\x7f]')  # by `java.net.URI`
+
+
+def homes_of(pairs: Iterable[tuple[str | None, str | None]]) -> Homes:
+    """Returns homes in their order; of several pairs with one source location the first counts. Leaves out pairs
+    without a location, and a filesystem's root, which every path would name."""
+    found: dict[str, str] = {}
+    for source, target in pairs:
+        if source and target and split_authority(folded(source))[1].strip("/"):
+            found.setdefault(folded(source), tidied(target))
+    return tuple(sorted(found.items(), key=lambda pair: (-len(pair[0]), pair)))
+
+
+def limit_of(path: str) -> int:
+    """Returns the size in bytes up to which a file is examined, by its path in its object's directory."""
+    return LARGEST if _STREAM_LOG.fullmatch(path) else SMALL
+
+
+def translated(path: str, data: bytes, homes: Homes) -> tuple[bytes, str]:
+    """Returns the content of a file for the target, and a location of the source that it still names ("": none).
+    path: in its object's directory. Only formats that are known to name files are translated; a path is translated to
+    the target's form of the same object, all other bytes stay."""
+    with suppress(UnicodeDecodeError):
+        if _STREAM_LOG.fullmatch(path) or _COMMITTED.fullmatch(path):
+            encoded = not _COMMITTED.fullmatch(path)
+            data = _STRING.sub(lambda found: _literal(found[0], homes, encoded), data.decode()).encode()
+        elif _MANIFEST.fullmatch(path):
+            data = re.sub(r"[^\r\n]+", lambda line: moved(line[0], homes), data.decode()).encode()
+    return data, named_in(data, homes)
+
+
+def moved(value: str, homes: Homes, *, encoded: bool = False) -> str:
+    """Returns a path of the source as it is on the target; any other text unchanged. encoded: it is a URI, as Java
+    writes them, so that `%20` is a space."""
+    given = _PLACE.fullmatch(value)
+    for source, target in homes if given else ():
+        assert given is not None
+        below = _below(given, source, encoded)
+        if below is not None and normal(source) == normal(target):
+            break
+        if below is not None:
+            head, path = split_authority(target)
+            path = _quoted(path) if encoded else path
+            plain, local = given["scheme"] is None, is_local(target)
+            if local and is_local(source):
+                head = value[: given.start("path")]
+            elif local:
+                head = "file://"
+            elif plain and not is_local(source):
+                head = ""
+            return head + path.rstrip("/") + below
+    return value
+
+
+def _literal(text: str, homes: Homes, encoded: bool) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    now = moved(value, homes, encoded=encoded)
+    return text if now == value else json.dumps(now, ensure_ascii=False)
+
+
+def _below(given: re.Match[str], source: str, encoded: bool) -> str | None:
+    """Returns the rest of a path that is at or below a location of the source, as written; None for any other."""
+    head, top = split_authority(source)
+    if given["scheme"] is not None and scheme(f"{given['scheme']}://x/") != scheme(source):
+        return None
+    host, own = given["authority"] or "", head.partition("://")[2]
+    if host not in ("", "localhost" if is_local(source) else own, own.partition(":")[0]):
+        return None
+    names, wanted = given["path"].split("/"), top.strip("/").split("/")
+    names = ["", *(name for name in names[1:-1] if name), names[-1]]
+    if [unquote(name) if encoded else name for name in names[1 : len(wanted) + 1]] != wanted:
+        return None
+    return "".join(f"/{name}" for name in names[len(wanted) + 1 :])
+
+
+def _quoted(path: str) -> str:
+    return _QUOTED.sub(lambda found: f"%{ord(found[0]):02X}", path)
+
+
+# ---- detection -------------------------------------------------------------------------------------------------------
+# Any spelling of a location: plain or URL-encoded, with one or three slashes after `file:`, with another name of its
+# scheme (`s3:`, `s3a:`), with or without its NameNode or bucket, and with the slashes that JSON may escape.
+
+
+_NAME = rb"[A-Za-z0-9_=~+@$%&\x80-\xff-]"
+_BEGIN, _END = rb"(?<!" + _NAME + rb")(?<!\.)", rb"(?!\.?" + _NAME + rb")"
+
+
+def named_in(data: bytes, homes: Homes) -> str:
+    """Returns a location of the source that a content names, in any spelling; "" if it names none. Names of the target
+    do not count, also if the target is in the source's location, or at the same path."""
+    searches, masks = _searches(homes, _is_binary(data))
+    texts = [_plain(data), *([_plain(unquote_to_bytes(data))] if b"%" in data else [])]
+    for text in texts:
+        for mask in masks if any(search.search(text) for _, search in searches) else ():
+            text = mask.sub(b"\x00", text)
+        for source, search in searches:
+            if search.search(text):
+                return source
+    return ""
+
+
+def _is_binary(data: bytes) -> bool:
+    """Returns True if any byte may precede a path, such as its length."""
+    try:
+        return b"\x00" in data or not (data.isascii() or data.decode())
+    except UnicodeDecodeError:
+        return True
+
+
+def _plain(data: bytes) -> bytes:
+    return re.sub(rb"/{2,}", b"/", data.replace(b"\\/", b"/")).replace(b"file:/localhost/", b"file:/")
+
+
+_Search = tuple[str, re.Pattern[bytes]]
+
+
+@lru_cache(maxsize=256)
+def _searches(homes: Homes, binary: bool) -> tuple[list[_Search], list[re.Pattern[bytes]]]:
+    """Returns the patterns of the source's locations, and of those of the target whose names may contain one."""
+    moving = [(source, target) for source, target in homes if normal(source) != normal(target)]
+    found = []
+    for source, target in moving:
+        alike = split_authority(normal(source))[1] == split_authority(normal(target))[1]
+        found.append((source, _pattern(source, binary=binary, with_plain=not alike)))
+    tops = {split_authority(source)[1] for source, _ in moving}
+    masks = sorted({normal(target) for _, target in homes}, key=len, reverse=True)
+    return found, [_pattern(each, binary=binary) for each in masks if any(_is_in(each, top) for top in tops)]
+
+
+def _is_in(place: str, top: str) -> bool:
+    return f"{split_authority(place)[1]}/".startswith(f"{top.rstrip('/')}/")
+
+
+def _pattern(place: str, *, binary: bool, with_plain: bool = True) -> re.Pattern[bytes]:
+    """Returns the pattern of a location in a text of `_plain`. with_plain: a path of a store also counts without its
+    authority, unless it is a single name, such as `/data`, which other filesystems have, too."""
+    head, path = split_authority(place)
+    named = re.escape(path.rstrip("/").encode())
+    plain = named if binary else _BEGIN + named
+    if is_local(place):
+        return re.compile(plain + _END)
+    host, colon, port = head.partition("://")[2].partition(":")
+    authority = re.escape(host.encode()) + (b"(?::" + re.escape(port.encode()) + b")?" if colon else b"")
+    whole = b":/" + authority + named
+    also = b"|" + plain if with_plain and path.strip("/").count("/") else b""
+    return re.compile(b"(?:" + whole + also + b")" + _END)
+
+
+# ---- copying ---------------------------------------------------------------------------------------------------------
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """A file of an object whose content names a location of the source: table and partition by their names on the
+    target, the file's path in the object's directory, and that location."""
+
+    table: tuple[str, str]
+    partition: str
+    path: str
+    source: str
+
+
+def translated_file(
+    file: Wanted, objects: Mapping[str, EntryKey], rules: FileRules, how: Placing
+) -> tuple[Wanted, Naming | None]:
+    """Returns a file as it must be on the target, and, if it still names the source, a report of that. objects: the
+    directories of the target, ending with a slash, with a key of their entries. A file whose bytes are not available is
+    returned unchanged: placing it reports why."""
+    directory = _directory_of(file.target, objects)
+    path = file.target[len(directory) :]
+    if not directory or not may_name_places(path) or file.checksum is None or not file.size:
+        return file, None
+    key, limit = objects[directory], limit_of(path)
+    about = rules.object_at(*key[:4]) or (key[1:3], key[3])
+    if file.size > limit:
+        return file, Naming(*about, path, TOO_LARGE) if limit == LARGEST else None
+    data = _content(file, file.checksum, file.size, how)
+    if data is None:
+        return file, None
+    content, source = translated(path, data, _homes_at(key, rules))
+    if content != data:
+        checksum, size = checksum_stream(io.BytesIO(content))
+        file = msgspec.structs.replace(file, checksum=checksum, size=size, content=content)
+    return file, Naming(*about, path, source) if source else None
+
+
+def _directory_of(place: str, objects: Mapping[str, EntryKey]) -> str:
+    """Returns the directory of the object that a file belongs to, the nearest one; "" for a location that is a file."""
+    above = place.rpartition("/")[0]
+    while above and f"{above}/" not in objects:
+        above = above.rpartition("/")[0]
+    return f"{above}/" if above else ""
+
+
+def _homes_at(key: EntryKey, rules: FileRules) -> Homes:
+    """Returns the locations that a file of an object may name: its own, its table's, those of the databases, and mapped
+    ones."""
+    found, placement = rules.rules_of(*key[:4]), rules.placement
+    pairs: list[tuple[str | None, str | None]] = [rules.places(*key) or (None, None)]
+    if found is not None and (home := found[0].location):
+        pairs.append((home, placement.inside(found[0].db, home, home)))
+    return homes_of([*pairs, *of_databases(placement)])
+
+
+def of_databases(placement: Placement) -> list[tuple[str | None, str | None]]:
+    """Returns the locations of mappings and databases, for `homes_of`."""
+    homes = placement.source_locations.items()
+    return [*placement.mappings, *((home, placement.target_locations.get(db)) for db, home in homes)]
+
+
+def _content(file: Wanted, checksum: str, size: int, how: Placing) -> bytes | None:
+    """Returns the recorded bytes; None if they are not available anywhere."""
+    for origin in origins(file, checksum, size, how.roots, how.kept):
+        with suppress(FileNotFoundError), origin.open() as stream:
+            data = at_most(stream, size + 1)
+            if checksum_stream(io.BytesIO(data)) == (checksum, size):
+                return data
+    return None
+
+
+def reported(found: Iterable[Naming], name_of: Callable[[tuple[str, str]], str]) -> list[NotReplicated]:
+    """Returns one entry for each object. name_of: returns the source's name of a table."""
+    objects: dict[tuple[str, str], dict[str, str]] = {}
+    for each in found:
+        objects.setdefault((name_of(each.table), each.partition), {})[each.path] = each.source
+    return [NotReplicated(name, reason(files), partition) for (name, partition), files in objects.items()]
+
+
+def reason(files: Mapping[str, str]) -> str:
+    """Returns the reason for files of one object: their paths, each with the location that it names."""
+    paths = sorted(files)
+    more = f", and {len(paths) - SHOWN:,} more" if len(paths) > SHOWN else ""
+    return f"{NAMES_SOURCE}, {files[paths[0]]}, and are not translated: {', '.join(paths[:SHOWN])}{more}"
+
+
+# ---- earlier reports -------------------------------------------------------------------------------------------------
+
+
+class NamingTask(msgspec.Struct, frozen=True):
+    """A directory of the target, and the locations that its files may name."""
+
+    directory: str
+    homes: Homes
+
+
+def run_naming_task(task: NamingTask) -> dict[str, str]:
+    """Returns the files of a directory that name a location of the source, by their paths, each with that location."""
+    found, listing = dict[str, str](), list_tree(task.directory)
+    for file in listing.files if listing else ():
+        if may_name_places(file.path_relative) and (said := _named_at(task.directory, file, task.homes)):
+            found[file.path_relative] = said
+    return found
+
+
+def _named_at(directory: str, file: FileState, homes: Homes) -> str:
+    limit = limit_of(file.path_relative)
+    if file.size > limit:
+        return TOO_LARGE if limit == LARGEST else ""
+    with suppress(FileNotFoundError), located(join(directory, file.path_relative)).open_stream() as stream:
+        return named_in(at_most(stream, limit), homes)
+    return ""
