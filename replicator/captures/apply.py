@@ -17,6 +17,7 @@ from replicator.captures.events import record as kinds
 from replicator.captures.events.record import ChangeRecord, partition_names
 from replicator.captures.inventory import Ends, Inventory
 from replicator.core.model import Column, Constraint, Partition, Table
+from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema, schema_files
 from replicator.core.not_replicated import PLAIN, table_format
 
 # ---- renames ---------------------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]
 # ---- apply -----------------------------------------------------------------------------------------------------------
 
 
-_OF_TABLE = ("constraints", "parents", "grants")
+_OF_TABLE = ("constraints", "parents", "grants", "named_files")
 _ROW = [name for name in FILES.names if name != "since"]
 
 
@@ -103,6 +104,7 @@ class Fold(Inventory):
                     ),
                 )
                 self._note_format(table)
+                self._note_named(table, table, at)
             case kinds.AlterTable():
                 self._alter_table(change, at)
             case kinds.DropTable(db=db, name=name):
@@ -152,6 +154,9 @@ class Fold(Inventory):
         ):
             if op == RELEASE:
                 continue
+            if table == NAMED:
+                unused += self._apply_recorded_file(position, db, location, path, file if op == ADD else None)
+                continue
             key = followed((db, table, partition), position, renames)
             if key not in ids:
                 ids[key] = self._object_ids(*key) if key else None
@@ -178,6 +183,21 @@ class Fold(Inventory):
             [(*place, *file, position) for place, (position, file) in last.items() if file is not None],
         )
 
+    def _apply_recorded_file(
+        self, position: int, db: str, location: str, path: str, file: list[Any] | None
+    ) -> list[tuple[Any, ...]]:
+        """Applies the row of a file that metadata names; None: it was removed. Returns the reference that ends."""
+        rows = self._db.execute(
+            "DELETE FROM recorded_files WHERE db = ? AND path = ? RETURNING location, path, size, mtime_ns, identity,"
+            " checksum, kept, version, since",
+            (db, path),
+        ).fetchall()
+        if file is not None:
+            self._db.execute(
+                f"INSERT INTO recorded_files VALUES ({', '.join('?' * 10)})", (db, path, location, *file, position)
+            )
+        return [(position, db, NAMED, "", *row) for row in rows]
+
     def _alter_table(self, change: kinds.AlterTable, at: int) -> None:
         table = change.table
         row = self._db.execute(
@@ -195,6 +215,7 @@ class Fold(Inventory):
             (table.db, table.name, table.location, msgspec.json.encode(table), at, not has_files(table), table_id),
         )
         self._note_format(table)
+        self._note_named(table, table, at)
         if change.renames:
             self._db.execute("UPDATE tables SET named = ? WHERE id = ?", (at, table_id))
         if elsewhere and change.moved and old_location and table.location:
@@ -215,6 +236,36 @@ class Fold(Inventory):
             self._db.execute("DELETE FROM formats WHERE table_id = ?", (table_id,))
         else:
             self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found))
+
+    def note_all_named(self) -> None:
+        """Records the files that properties of known tables and partitions name."""
+        like = f"body LIKE '%{SCHEMA_URL}%'"
+        for (body,) in self._db.execute(f"SELECT body FROM tables WHERE {like}").fetchall():
+            table = msgspec.json.decode(body, type=Table)
+            self._note_named(table, table, 0)
+        for db, name, body in self._db.execute(
+            "SELECT t.db, t.name, p.body FROM partitions p JOIN tables t ON t.id = p.table_id WHERE p." + like
+        ):
+            if (known := self.table(db, name)) is not None:
+                self._note_named(known, msgspec.json.decode(body, type=Partition), 0)
+
+    def _note_named(self, table: Table, obj: Table | Partition, at: int) -> None:
+        """Records the files that properties of a table, or of one of its partitions, name."""
+        database = self.database(table.db) if names_schema(obj) else None
+        found = list(schema_files(database.location, table, obj)) if database else []
+        if found:
+            table_id = self._table_id(table.db, table.name)
+            self._db.executemany(
+                "INSERT OR IGNORE INTO named_files VALUES (?, ?, ?, ?)",
+                [(table_id, each.place, each.path, at) for each in found],
+            )
+
+    def _note_named_by(self, db: str, name: str, partitions: Iterable[Partition], at: int) -> None:
+        some = [each for each in partitions if names_schema(each)]
+        table = self.table(db, name) if some else None
+        for each in some if table else ():
+            assert table is not None
+            self._note_named(table, each, at)
 
     def _move_partitions(self, table_id: int, old: str, new: str) -> None:
         """Moves the locations of partitions below a managed table's directory along (HiveAlterHandler.alterTable)."""
@@ -261,6 +312,7 @@ class Fold(Inventory):
                 for name, partition in zip(names, change.partitions, strict=True)
             ],
         )
+        self._note_named_by(change.db, change.table, change.partitions, at)
 
     def _move_elsewhere(self, table_id: int, names: Sequence[str], partitions: Sequence[Partition], at: int) -> None:
         """Drops the known files of those partitions in a batch of alters whose location changed."""
@@ -283,6 +335,7 @@ class Fold(Inventory):
         if change.before != change.name:
             self._drop_partitions(table_id, [change.name], at)
         location, columns, body = self._pack(change.partition)
+        self._note_named_by(change.db, change.table, [change.partition], at)
         if row is None:
             self._db.execute(
                 "INSERT INTO partitions (table_id, name, location, columns, body, since, touched, listed)"

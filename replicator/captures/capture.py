@@ -20,7 +20,7 @@ from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
 from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
-from replicator.captures.contents import Contents, Keepers
+from replicator.captures.contents import Contents, Keepers, list_named
 from replicator.captures.events import record as kinds
 from replicator.captures.events.notification_log import change_manager, decode, read_events
 from replicator.captures.events.record import Change
@@ -121,7 +121,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                     run.scan.some(options.scan_time, deep=options.deep)
                 elif options.scan or run.holed:
                     looked += run.scan.everything(compare=options.compare or run.holed, deep=options.deep or run.holed)
-                run.settle([parse_name(text) for text in options.empty])
+                run.settle([parse_name(text) for text in options.empty], named=options.scan or run.holed)
                 if options.grants and (run.holed or (options.scan and options.compare)):
                     run.read_grants()
                 run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
@@ -335,16 +335,19 @@ class _Run:
             self.scan.walked.add(db)
             self._log.cover({db: self._log.began})
 
-    def settle(self, empty: Sequence[Key]) -> None:
-        """Reads and lists alternately until nothing new is read, so that the result is one state of the source."""
-        for _ in range(ROUNDS):
+    def settle(self, empty: Sequence[Key], *, named: bool) -> None:
+        """Reads and lists alternately until nothing new is read, so that the result is one state of the source. named:
+        all files that properties name are examined, not only those of changed tables."""
+        for number in range(ROUNDS):
             self._refresh()
             missing = self._contents.list_changed()
+            list_named(self._log, self._root.place, everything=named and number == 0)
             if self.read() == 0 and not any((self._dirty, self._measured, self._constrained, self._rekeyed)):
                 break
         else:
             self._refresh()
             missing = self._contents.list_changed()
+            list_named(self._log, self._root.place, everything=False)
         self._sight = self._contents.found_missing(missing, empty, self._refusals.found())
 
     def _refresh(self) -> None:

@@ -7,23 +7,32 @@ A task's work on its objects is in `object_listing`; the ways to retain bytes ar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import pyarrow as pa
 
+from cmroot.errors import NotWritable, UnknownPlace
 from cmroot.keep.change_manager import ChangeManager
-from cmroot.keep.keepers import Keeper, choose_keeper
+from cmroot.keep.content import Kept
+from cmroot.keep.keepers import CopyKeeper, Keeper, choose_keeper
+from cmroot.log.captured import FILES
 from cmroot.log.references import under_way
+from cmroot.log.segment import ADD, REMOVE
+from cmroot.store.listing import file_state, full_identity
 from cmroot.store.local import device
-from cmroot.store.place import is_local, normal, parent, split_authority
+from cmroot.store.place import is_local, join, located, normal, parent, split_authority
 from replicator.captures.apply import followed
 from replicator.captures.events.notification_log import NamedFile
-from replicator.captures.events.record import Change, ChangeFiles
+from replicator.captures.events.record import AlterTable, Change, ChangeFiles, CreateFunction, EventsRead
 from replicator.captures.inventory import DataObject, KnownFile
+from replicator.captures.manifest import Manifest
 from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.recording import Recording, not_known
 from replicator.captures.snapshot_diff import CaptureSnapshots
 from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gathered, not_text, remember, remembered
+from replicator.core.model import Function
+from replicator.core.named_files import NAMED, resource_file
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
@@ -275,3 +284,93 @@ class Keepers:
         if is_local(location):
             return self._device(parent(location))
         return self._snapshots.top(location) or split_authority(normal(location))[0]
+
+
+# ---- files that metadata names ---------------------------------------------------------------------------------------
+# Avro schemas and resources of functions, wherever they are: recorded as files of their databases, and kept as copies.
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """A file that metadata names: its place, and an object that names it."""
+
+    place: str
+    name: str
+    function: Function | None = None  # None: a table
+
+
+def list_named(log: Recording, root: str, *, everything: bool) -> None:
+    """Records and keeps files that metadata names for the first time, and, with `everything`, those that have changed.
+    Those that no metadata names any more, and those removed from a directory that has other files, are recorded as
+    removed. A file that cannot be read is reported; its last known state remains. root: the `$cmroot`."""
+    manifest = log.manifest
+    for db in sorted(manifest.scope()):
+        known = {file.path: (directory, file) for directory, file in manifest.recorded_files(db)}
+        functions, schemas = manifest.functions(db), manifest.schema_files(db)
+        if not (known or functions or schemas):
+            continue
+        database = manifest.database(db)
+        home = database.location if database and database.location else ""
+        named = _naming(functions, schemas, home)
+        for path, naming in named.items():
+            before = known[path][1] if path in known else None
+            if before is None or everything:
+                _look(log, root, db, home, path, naming, before)
+        for path, (directory, _) in known.items():
+            if path not in named:
+                at = log.position if log.position > log.base else log.observe(EventsRead())
+                log.files(_entry(db, directory, path, None, at))
+
+
+def _naming(functions: Iterable[Function], schemas: Iterable[tuple[str, str, str]], home: str) -> dict[str, _Naming]:
+    """Returns the files that metadata of a database names, by their paths in its `NAMED`."""
+    found = {path: _Naming(place, name) for path, place, name in schemas}
+    for function in functions:
+        for _, address in function.resources:
+            if file := resource_file(home, address):
+                found[file.path] = _Naming(file.place, function.name, function)
+    return found
+
+
+def _change(manifest: Manifest, db: str, naming: _Naming, *, new: bool) -> Change:
+    """Returns the change to record with a file. new: it was not recorded before, so that replicas may name another."""
+    if naming.function is not None:
+        return CreateFunction(function=naming.function)
+    table = manifest.table(db, naming.name) if new else None
+    return AlterTable(db=db, name=naming.name, table=table) if table else ChangeFiles(db=db, table=naming.name)
+
+
+def _look(log: Recording, root: str, db: str, home: str, path: str, naming: _Naming, before: KnownFile | None) -> None:
+    try:
+        if before is not None and _is_unchanged(before, naming.place):
+            return
+        kept = CopyKeeper(root).keep(naming.place)
+    except FileNotFoundError:
+        if before is None or not located(naming.place).parent.list():  # a directory that is away is not empty
+            return
+        kept = None
+    except (ConnectionError, TimeoutError):
+        raise
+    except (OSError, NotWritable, UnknownPlace) as error:
+        reason = f"it names {naming.place}, which cannot be read: {error}"
+        log.report.not_replicated.append(NotReplicated(f"{db}.{naming.name}", reason))
+        return
+    if kept is not None:
+        log.report.files, log.report.bytes = log.report.files + 1, log.report.bytes + kept.size
+    at = log.observe(_change(log.manifest, db, naming, new=before is None))
+    log.files(_entry(db, join(home, NAMED), path, kept, at))
+
+
+def _is_unchanged(known: KnownFile, place: str) -> bool:
+    return known.checksum is not None and file_state(place).is_recorded(known.size, known.mtime_ns, known.identity)
+
+
+def _entry(db: str, directory: str, path: str, kept: Kept | None, position: int) -> pa.Table:
+    """Returns the entry of a file; kept: None if it was removed."""
+    row = {"position": position, "op": ADD if kept else REMOVE, "db": db, "table": NAMED, "partition": ""}
+    row |= {"location": directory, "path": path}
+    if kept is not None:
+        identity = full_identity(kept.identity, kept.changed_ns)
+        row |= {"size": kept.size, "mtime_ns": kept.mtime_ns, "identity": identity, "checksum": kept.checksum}
+        row |= {"kept": True}
+    return pa.table({field.name: pa.array([row.get(field.name)], field.type) for field in FILES})

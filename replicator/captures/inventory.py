@@ -228,6 +228,24 @@ class Inventory:
         )
         return {row[0]: KnownFile(*row) for row in rows}
 
+    def schema_files(self, db: str) -> list[tuple[str, str, str]]:
+        """Returns the files that properties of a database's tables name: (path in its `NAMED`, place, table)."""
+        rows = self._db.execute(
+            "SELECT n.path, n.place, t.name FROM named_files n JOIN tables t ON t.id = n.table_id WHERE t.db = ?"
+            " ORDER BY n.path, t.name",
+            (db,),
+        )
+        return [(path, place, name) for path, place, name in rows]
+
+    def recorded_files(self, db: str) -> list[tuple[str, KnownFile]]:
+        """Returns the recorded files that metadata of a database names: (directory, known state)."""
+        rows = self._db.execute(
+            "SELECT location, path, size, mtime_ns, identity, checksum, kept, version FROM recorded_files WHERE db = ?"
+            " ORDER BY path",
+            (db,),
+        )
+        return [(row[0], KnownFile(*row[1:])) for row in rows]
+
     def weight(self, obj: DataObject) -> tuple[int, int]:
         """Returns the number of files of one object, and their size in bytes."""
         row = self._db.execute(

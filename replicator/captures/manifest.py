@@ -51,11 +51,15 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
 # Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in a format
-# other than Hive's, and True for files of a Delta log (by checksum) that name files outside of its table. Constraints
-# are not: captures read them from the metastore if the manifest does not record that they are known.
+# other than Hive's, True for files of a Delta log (by checksum) that name files outside of its table, and the files
+# that properties of a table or its partitions name, with the position that named each first. Constraints are not
+# derived: captures read them from the metastore if the manifest does not record that they are known.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
 CREATE TABLE IF NOT EXISTS delta_logs (checksum TEXT PRIMARY KEY, outside INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS named_files (table_id INTEGER, place TEXT, path TEXT, since, PRIMARY KEY (table_id, path));
+CREATE TABLE IF NOT EXISTS recorded_files (db, path, location, size, mtime_ns, identity, checksum, kept, version, since,
+  PRIMARY KEY (db, path));
 CREATE TABLE IF NOT EXISTS constraints (table_id INTEGER PRIMARY KEY, body BLOB);
 CREATE TABLE IF NOT EXISTS parents (table_id INTEGER, db TEXT, name TEXT, PRIMARY KEY (db, name, table_id))
   WITHOUT ROWID;
@@ -76,9 +80,10 @@ class Manifest(Inventory):
         self._db.executescript(_INDEXES + GRANT_TABLES)
         self._db.execute("BEGIN")
         self._fold = Fold(self._db)
-        if self.recall("formats") is None:
-            self._fold.note_formats()
-            self.remember("formats", "noted")
+        for key, note in (("formats", self._fold.note_formats), ("named_files", self._fold.note_all_named)):
+            if self.recall(key) is None:
+                note()
+                self.remember(key, "noted")
 
     # ---- the fold -------------------------------------------------------------------------------------------------
 
@@ -330,7 +335,7 @@ def walk_constraints(
 def unannounced(source: MetastoreReader, known: Manifest, change: Change) -> Name | None:
     """Returns the table whose constraints an event does not include, or None. Servers before 4.0 announce no
     constraints of some kinds, and no server announces how an alteration of columns affects them."""
-    if isinstance(change, kinds.CreateTable) and _may_have(change.table):
+    if isinstance(change, kinds.CreateTable) and not (change.table.is_view or change.table.temporary):
         return None if source.announces_constraints() else change.touched
     if isinstance(change, kinds.AlterTable) and known.constraints(change.db, change.name):
         return change.touched
@@ -358,10 +363,6 @@ def children_now(source: MetastoreReader, known: Manifest, parents: Sequence[Nam
         for table, constraints in source.foreign_keys(db).items():
             if any(each.parent in parents for each in constraints):
                 yield db, table
-
-
-def _may_have(table: Table) -> bool:
-    return not table.is_view and not table.temporary
 
 
 def is_known(known: Manifest) -> bool:

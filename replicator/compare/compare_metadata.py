@@ -404,6 +404,8 @@ class MetadataComparison:
                 self._named.add(path.target)
                 if path.dangles():
                     self.differences.add(difference(name, "file missing", path.source, None, path.key))
+                elif self._comparison.level != "metadata" and path.differs():
+                    self.differences.add(difference(name, "file content", path.source, path.target, path.key))
 
     def _count(self, objects: int = 1) -> None:
         self.objects += objects

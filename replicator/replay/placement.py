@@ -16,9 +16,11 @@ import msgspec
 
 from cmroot.errors import UnknownPlace
 from cmroot.names import HINT, is_below
+from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.place import folded, is_local, join, located, normal, scheme, tidied
 from replicator.core.model import Function, Partition, Storage, Table
+from replicator.core.named_files import NAMED
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, Refused, UsageError
 from replicator.replay.server_rules import LACKING
@@ -269,6 +271,14 @@ class NamedPath:
         return (
             f"{self.key} names {self.target}, which does not exist: {self.source} is not a table's file, and not copied"
         )
+
+    def differs(self) -> bool:
+        """Returns True if a load has copied the file, and the copy has other bytes."""
+        if f"/{NAMED}/" not in self.target:
+            return False
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return checksum_at(self.target) != checksum_at(normal(self.source))
+        return False
 
     def dangles(self) -> bool:
         """Returns True if the path does not exist on the target, but does at the source."""

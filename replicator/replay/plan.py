@@ -18,6 +18,7 @@ from cmroot.errors import UnknownPlace
 from cmroot.store.place import join, normal, parent, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Partition, Storage, Table
+from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.policy import Principals
 from replicator.replay.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
@@ -81,6 +82,10 @@ class FileRules:
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
+        if table == NAMED:
+            home = self.placement.target_locations.get(db)
+            there = join(home, NAMED) if home and position > self.after else location
+            return (location, there) if normal(there) != normal(location) else None
         found = self.rules_of(position, db, table, partition)
         if found is None:
             return None

@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from cmroot.store.place import join, normal
 from replicator.captures.events.scope import comparable
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
+from replicator.core.named_files import NAMED, SCHEMA_URL, resource_file, schema_file
 from replicator.core.not_replicated import reason_of
 from replicator.metastore.fields import ids
 from replicator.metastore.requests import CATALOG
@@ -84,7 +86,7 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
     """Returns a table or view as stored on the target. shared: its data remains at the source, and no drop on the
     target may remove it."""
     placement = placement.staying if shared else placement
-    parameters = _paths(own_parameters(table.parameters), placement, table.db, table.location)
+    parameters = _paths(own_parameters(table.parameters), placement, table)
     if shared:
         parameters[DATA] = "source"
         parameters |= {key: "false" for key in parameters if key.lower() == PURGE}
@@ -132,7 +134,7 @@ def _in_database(name: str, catalog: str, databases: Mapping[str, str]) -> str:
 def replica_partition(partition: Partition, table: Table, placement: Placement, *, shared: bool = False) -> Partition:
     """Returns a partition of the (source's) table as stored on the target."""
     placement = placement.staying if shared else placement
-    parameters = _paths(own_parameters(partition.parameters), placement, table.db, table.location)
+    parameters = _paths(own_parameters(partition.parameters), placement, table)
     storage = _storage(partition.storage, placement, table)
     if storage is None and table.is_view:  # servers with a notification log add no partition without one
         storage = Storage()
@@ -140,10 +142,13 @@ def replica_partition(partition: Partition, table: Table, placement: Placement, 
 
 
 def replica_function(function: Function, placement: Placement) -> Function:
-    """Returns a function; its resources keep their paths unless a location mapping or a database's directory covers
-    them."""
+    """Returns a function; its resources are files of its database, unless the database stays where it is."""
+    home, there = _homes(placement, function.db)
     resources = tuple(
-        (kind, placement.path_in_text(function.db, None, address)) for kind, address in function.resources
+        (kind, uri(join(there, NAMED, file.path)))
+        if there and (file := resource_file(home, address))
+        else (kind, placement.path_in_text(function.db, None, address))
+        for kind, address in function.resources
     )
     return msgspec.structs.replace(function, db=placement.database(function.db), resources=resources)
 
@@ -164,19 +169,34 @@ def _storage(storage: Storage | None, placement: Placement, table: Table) -> Sto
             (values, placement.path_in_text(table.db, table.location, place)) for values, place in skew.locations
         )
         skew = msgspec.structs.replace(skew, locations=moved)
-    parameters = _paths(storage.serde.parameters, placement, table.db, table.location)
+    parameters = _paths(storage.serde.parameters, placement, table)
     location = storage.location
     return msgspec.structs.replace(
         storage,
         location=respelled(location, placement.inside(table.db, table.location, location)) if location else None,
         serde=msgspec.structs.replace(storage.serde, parameters=parameters),
-        parameters=_paths(storage.parameters, placement, table.db, table.location),
+        parameters=_paths(storage.parameters, placement, table),
         skew=skew,
     )
 
 
-def _paths(parameters: Mapping[str, str], placement: Placement, db: str, location: str | None) -> dict[str, str]:
-    return {key: placement.path_in_text(db, location, value) for key, value in parameters.items()}
+def _paths(parameters: Mapping[str, str], placement: Placement, table: Table) -> dict[str, str]:
+    return {key: _path(key, value, placement, table) for key, value in parameters.items()}
+
+
+def _path(key: str, value: str, placement: Placement, table: Table) -> str:
+    """Returns a property's value, with the path on the target if it names a file."""
+    if key.lower() == SCHEMA_URL:
+        home, there = _homes(placement, table.db)
+        if there and (file := schema_file(home, table, key, value)):
+            return uri(join(there, NAMED, file.path))
+    return placement.path_in_text(table.db, table.location, value)
+
+
+def _homes(placement: Placement, db: str) -> tuple[str | None, str | None]:
+    """Returns the locations of a database on both sides; None if its files stay where they are."""
+    home, there = placement.source_locations.get(db), placement.target_locations.get(db)
+    return (home, there) if home and there and normal(home) != normal(there) else (None, None)
 
 
 def view_parameters(parameters: Mapping[str, str], databases: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from plain_tables import PlainDatabase
 from cmroot.store.delta import last_version
 from cmroot.store.listing import list_tree
 from replicator.core.delta_log import named_files
-from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Function, Statistics, Table
+from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Statistics, Table
 from replicator.core.not_replicated import table_format, why_not_replicated
 from replicator.metastore.codecs import struct_to_tjson
 from replicator.metastore.embedded.running import Running
@@ -442,34 +442,22 @@ def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table
 # ---- what properties name, and other differences ------------------------------------------------------------------
 
 
-def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(fixture: Lab) -> None:
+def test_a_file_of_another_property_that_no_load_copies_is_named_by_load_and_verify(fixture: Lab) -> None:
     db = fixture.source
-    db.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
+    db.write("lib", {"rules.txt": "{}"})
     db.table("events", {"a": "1"})
-    db.alter("events", **{"avro.schema.url": f"file:{db.home}/lib/schema.avsc", "doc": "file:/elsewhere/doc"})
-    db.metastore.create_function(
-        Function(
-            db=db.name,
-            name="f",
-            class_name="org.example.F",
-            resources=(("JAR", f"file:{db.home}/lib/udf.jar"),),
-            owner="me",
-            owner_type="USER",
-        )
-    )
+    db.alter("events", rules=f"file:{db.home}/lib/rules.txt", doc="file:/elsewhere/doc")
     assert fixture.dump().code == 0
     loaded = fixture.load()
-    names = [f"{fixture.name}.events", f"{fixture.name}.f"]
-    assert (loaded.code, named(loaded)) == (3, names), loaded
+    assert (loaded.code, named(loaded)) == (3, [f"{fixture.name}.events"]), loaded
     reasons = " ".join(each["reason"] for each in loaded.output["not_replicated"])
-    assert "schema.avsc" in reasons and "udf.jar" in reasons and "elsewhere" not in reasons
+    assert "rules.txt" in reasons and "elsewhere" not in reasons
     found = verified(fixture)
     assert found.code == 4
     assert [(each["object"], each["kind"], each["field"]) for each in found.output["differences"]] == [
-        (f"{fixture.name}.f", "file missing", "jar"),
-        (f"{fixture.name}.events", "file missing", "avro.schema.url"),
+        (f"{fixture.name}.events", "file missing", "rules")
     ]
-    fixture.target.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
+    fixture.target.write("lib", {"rules.txt": "{}"})
     assert verified(fixture).code == 0
 
 

@@ -30,6 +30,7 @@ from replicator.captures.unlistable import (
     sight_at,
 )
 from replicator.core.grouping import batched
+from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged
 from replicator.core.runtime import Progress
 from replicator.core.text import PartitionFilter
@@ -163,6 +164,7 @@ class Content:
                 self._put(kinds.SetGrants(db=db, grants=grants))
             if roles := self._manifest.roles(db):
                 self._put(kinds.SetRoles(db=db, roles=roles))
+            self._export_named_files(db)
             names = [name for name in self._manifest.table_names(db) if self._selection.patterns.match(name)]
             with self._progress.task(f"dump {db}", total=len(names)) as advance:
                 for name in names:
@@ -218,6 +220,14 @@ class Content:
                 rows.clear()
         if rows:
             self._writer.entries(_entries(rows, db, name, self._end.position))
+
+    def _export_named_files(self, db: str) -> None:
+        rows = []
+        for location, file in self._manifest.recorded_files(db):
+            state = (file.size, file.mtime_ns, file.identity, file.checksum, file.kept, file.version)
+            rows.append(("", location, file.path, *state))
+        if rows:
+            self._writer.entries(_entries(rows, db, NAMED, self._end.position))
 
     def _put(self, change: Change) -> None:
         end = self._end

@@ -22,6 +22,7 @@ from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.events.scope import Patterns, matches_name
 from replicator.captures.manifest import read_records
+from replicator.core.named_files import NAMED
 from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
 
@@ -36,7 +37,8 @@ class Selection:
     patterns: Patterns = field(default_factory=Patterns)
 
     def holds(self, name: Name) -> bool:
-        return name[0] in self.databases and self.patterns.match(name[1])
+        """Returns True if a table is selected. Functions are, and so are all files that metadata names."""
+        return name[0] in self.databases and (name[1] == NAMED or self.patterns.match(name[1]))
 
     def filter_of(self, name: Name) -> PartitionFilter | None:
         return self.patterns.filter_of(*name)

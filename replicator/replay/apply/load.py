@@ -204,7 +204,11 @@ def _put_function(target: Metastore, changed: Changed, function: Function) -> No
         wanted = msgspec.structs.replace(function, create_time=there.create_time if there else 0)
         if there == wanted:
             return
-        target.alter_function(wanted)
+        if there is not None and there.resources != wanted.resources:  # servers alter everything else
+            target.drop_function(wanted.db, wanted.name)
+            target.create_function(wanted)
+        else:
+            target.alter_function(wanted)
     changed.count()
 
 
