@@ -40,15 +40,7 @@ from replicator.captures.manifest import (
 from replicator.captures.recording import Captured, Intercepts, Recording
 from replicator.captures.scanning import BucketNotices, GrantScan, Scan
 from replicator.captures.snapshot_diff import CaptureSnapshots, sweep_made
-from replicator.captures.unlistable import (
-    Key,
-    Refusals,
-    Sight,
-    data_connectors,
-    left_out,
-    parse_name,
-    remember_connectors,
-)
+from replicator.captures.unlistable import Key, Refusals, Sight, left_out, parse_name, remember_objects, server_objects
 from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.core.audit import record_begun
 from replicator.core.config import nearest
@@ -393,9 +385,9 @@ class _Run:
         self.report.not_replicated += [
             NotReplicated(each.name, REMOTE) for each in self._manifest.databases() if each.connector
         ]
-        connectors = data_connectors(self._source, self._manifest.scope())
-        remember_connectors(self._manifest, connectors)
-        self.report.not_replicated += connectors
+        objects = server_objects(self._source, self._manifest.scope())
+        remember_objects(self._manifest, objects)
+        self.report.not_replicated += objects
         self._contents.remember_unnamed()
         self.report.unknown, self.report.unknown_kinds = self._unread.listed(), dict(self._unread.kinds)
         self._log.publish(self._contents.keepers.names, self._sight)

@@ -22,10 +22,10 @@ from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.core.delta_log import names_outside
 from replicator.core.model import Value
-from replicator.core.not_replicated import CONNECTOR, DELTA, NO_CONNECTOR, OUTSIDE, NotReplicated, reason_of
+from replicator.core.not_replicated import DELTA, OF_SERVERS, OUTSIDE, UNLISTED, NotReplicated, reason_of
 from replicator.core.roles import is_shadow
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import MetastoreReader, ObjectKind, ServerObject
 
 UNSEEN, EMPTY = "unseen", "declared_empty"  # keys of a marker's `about`
 REFUSED = "the metastore does not give it"  # start of the reason for a refused table
@@ -251,13 +251,53 @@ def gaps(tables: dict[str, str]) -> list[NotReplicated]:
     return [NotReplicated(name, reason) for name, reason in tables.items()]
 
 
-def data_connectors(source: MetastoreReader, databases: Collection[str]) -> list[NotReplicated]:
-    """Returns the data connectors of a metastore, if the databases are all that it has except for a `default` without
-    tables and those of drills: data connectors belong to no database."""
-    names = source.data_connectors()
-    if not names or not all(_is_aside(source, name) for name in source.database_names() if name not in databases):
-        return []
-    return [NotReplicated(f"{CONNECTOR}{name}", NO_CONNECTOR) for name in sorted(names)]
+_NO_REPLICA: dict[ObjectKind, str] = {
+    "data connector": "it may have passwords: create it by hand where it is needed",
+    "resource plan": "it divides the source's cluster among its users: create it by hand where it is needed",
+    "stored procedure": "stored procedures are not replicated: create it by hand on the target",
+    "package": "packages of stored procedures are not replicated: create it by hand on the target",
+}
+
+
+def server_objects(
+    source: MetastoreReader, databases: Collection[str], selected: Callable[[tuple[str, str]], bool] = lambda name: True
+) -> list[NotReplicated]:
+    """Returns the objects of a metastore that no replica has: stored procedures and packages of the databases, as far
+    as they are selected, and those of the server (see `of_server`)."""
+    found = [_no_replica(each) for each in source.server_objects(databases)]
+    chosen = [each for each in found if _is_selected(each.object, selected)]
+    return [*of_server(chosen, source, databases), *(each for each in chosen if not _has_no_database(each.object))]
+
+
+def of_server(
+    found: Iterable[NotReplicated], source: MetastoreReader, databases: Collection[str]
+) -> list[NotReplicated]:
+    """Returns the objects that belong to no database: kinds that the server does not list; and data connectors and
+    resource plans, if the databases are all that the metastore has except for a `default` without tables and those of
+    drills."""
+    of_it = [each for each in found if _has_no_database(each.object)]
+    listed = any(each.object.startswith(OF_SERVERS) for each in of_it)
+    if not listed or all(_is_aside(source, name) for name in source.database_names() if name not in databases):
+        return of_it
+    return [each for each in of_it if each.object.startswith(UNLISTED)]
+
+
+def _has_no_database(label: str) -> bool:
+    return label.startswith((*OF_SERVERS, UNLISTED))
+
+
+def _no_replica(found: ServerObject) -> NotReplicated:
+    """Only the label of an object of a database begins with the name of a database and a dot."""
+    kind, db, name, refusal = found.kind, found.db, found.name, found.refusal
+    label = f"{kind} {name}" if name else f"{UNLISTED}{kind}s"
+    if db:
+        label = f"{db}.{name or '*'} ({kind})"
+    return NotReplicated(label, f"the metastore does not list {kind}s: {refusal}" if refusal else _NO_REPLICA[kind])
+
+
+def _is_selected(label: str, selected: Callable[[tuple[str, str]], bool]) -> bool:
+    db, _, name = label.partition(".")
+    return _has_no_database(label) or selected((db, name))
 
 
 def _is_aside(source: MetastoreReader, db: str) -> bool:
@@ -267,17 +307,21 @@ def _is_aside(source: MetastoreReader, db: str) -> bool:
         return True
 
 
-def remember_connectors(manifest: Manifest, found: Sequence[NotReplicated]) -> None:
-    """Stores the data connectors that a capture found, for dumps."""
+def remember_objects(manifest: Manifest, found: Sequence[NotReplicated]) -> None:
+    """Stores the objects that `server_objects` returned to a capture, for dumps."""
     if found or manifest.recall(_FORMAT_KEY):
         manifest.remember(_FORMAT_KEY, msgspec.json.encode(found).decode())
 
 
-def remembered_connectors(manifest: Manifest, databases: Collection[str]) -> list[NotReplicated]:
-    """Returns the data connectors that the last capture found, if these are all captured databases."""
+def remembered_objects(
+    manifest: Manifest, databases: Collection[str], selected: Callable[[tuple[str, str]], bool]
+) -> list[NotReplicated]:
+    """Returns the objects that the last capture found: those that are selected, and those that belong to no database if
+    these are all captured databases."""
+    found = msgspec.json.decode(manifest.recall(_FORMAT_KEY) or "[]", type=list[NotReplicated])
     if not {each.name for each in manifest.databases()}.issubset({DEFAULT, *databases}):
-        return []
-    return msgspec.json.decode(manifest.recall(_FORMAT_KEY) or "[]", type=list[NotReplicated])
+        found = [each for each in found if not each.object.startswith(OF_SERVERS)]
+    return [each for each in found if _is_selected(each.object, selected)]
 
 
 def _outside(manifest: Manifest, root: str, db: str, name: str) -> Iterator[bool]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from cmroot.store.local import FLOW
 from replicator.captures.events.notification_log import decode
 from replicator.captures.events.record import Change
-from replicator.captures.unlistable import data_connectors
+from replicator.captures.unlistable import server_objects
 from replicator.compare.both_sides import Comparison, Level
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
 from replicator.compare.compare_metadata import MetadataComparison, count_tables
@@ -90,8 +90,9 @@ def verify(
     report.objects = metadata.objects
     report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
     report.differing = sorted(metadata.differences.objects)
-    connectors = data_connectors(comparison.source, names) if tables is None else []
-    report.not_replicated = [*connectors, *metadata.not_replicated, *report.not_replicated]
+    holds = comparison.patterns.match
+    objects = server_objects(comparison.source, names, lambda name: holds(name[1])) if tables is None else []
+    report.not_replicated = [*objects, *metadata.not_replicated, *report.not_replicated]
     report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
     report.seconds = round(clocks.monotonic() - began, 3)
     return report

@@ -94,6 +94,7 @@ EXTERNAL = "EXTERNAL_TABLE"
 TRANSLATED = "TRANSLATED_TO_EXTERNAL"  # parameter of a table that was created as a managed table
 VIEW = "VIRTUAL_VIEW"
 MATERIALIZED_VIEW = "MATERIALIZED_VIEW"
+INDEX = "INDEX_TABLE"  # contents of an index, up to Hive 2.3
 
 
 class Table(Value, frozen=True, omit_defaults=True):

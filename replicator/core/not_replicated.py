@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, cast, get_args, get_type_hints
 
 import msgspec
 
-from replicator.core.model import Table
+from replicator.core.model import INDEX, Table
 
 INCOMPLETE = "incomplete"  # the status of a report that lists any
 PARTIAL = 3  # its exit code
@@ -25,8 +25,8 @@ REMOTE = (
     "it is REMOTE: its tables belong to another system; its data connector, which may have passwords, is not replicated"
 )
 """Reason for a REMOTE database."""
-CONNECTOR = "data connector "  # begin of the name of such an object, which belongs to no database
-NO_CONNECTOR = "it may have passwords: create it by hand where it is needed"
+OF_SERVERS = ("data connector ", "resource plan ")  # begins of the names of objects that belong to no database
+UNLISTED = "all "  # begin of the name of objects that the server does not list
 SOURCE_GRANTS = "its grants at the source are left out: "  # begin of the reason of a database
 NOT_TAKEN = "the target's metastore does not take it"  # begin of the reason of such an object
 ROOM = 3500  # characters of its value: metastores store at most 4000 of a property
@@ -129,7 +129,7 @@ def from_property(text: str | None, database: str) -> list[NotReplicated]:
 # and writers would change them.
 
 
-Format = Literal["plain", "delta", "iceberg", "iceberg-view", "hudi", "acid", "paimon", "symlink", "handler"]
+Format = Literal["plain", "delta", "iceberg", "iceberg-view", "hudi", "acid", "paimon", "symlink", "handler", "index"]
 
 PLAIN: Format = "plain"
 DELTA: Format = "delta"
@@ -153,6 +153,7 @@ _REASONS: dict[Format, str] = {
     "hudi": "a Hudi table: its timeline and its log files have hidden names, which are not captured",
     "acid": "a transactional table: its rows depend on the source's transactions",
     "paimon": "a Paimon table: its snapshots define which files are valid",
+    "index": "the table of an index, which is not replicated: its rows can be computed from the indexed table",
     "symlink": "a table of symbolic links: its files name the source's files",
 }
 NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
@@ -164,12 +165,15 @@ SAID: dict[Format, str] = {
     "paimon": "a Paimon table",
     "acid": "a transactional table",
     "symlink": "a table of symbolic links",
+    "index": "the table of an index",
 }
 
 
 def table_format(table: Table) -> Format:
     """Returns a table's format, by its properties, storage handler and input format. `handler`: its rows are not stored
     in files, but in another system (HBase, JDBC). Names and values are case-insensitive."""
+    if table.kind == INDEX:
+        return "index"
     given = {key.lower(): value.strip().lower() for key, value in table.parameters.items()}
     kind, provider = given.get("table_type", ""), given.get("spark.sql.sources.provider", "")
     handler = given.get("storage_handler", "")

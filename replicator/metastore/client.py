@@ -9,7 +9,7 @@ raises CommitOutcomeUnknown. Other server errors raise MetastoreError, ObjectNot
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from replicator.core.connections import MetastoreConfig
 from replicator.core.model import (
@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
 EVENT_BATCH = 10_000  # 2.3 reads its entire log on every call and truncates afterwards: small pages are quadratic
 MAY_REFUSE = 100  # tables that a server may refuse to return before it is assumed to refuse all
+
+
+ObjectKind = Literal["data connector", "resource plan", "stored procedure", "package"]
+PROCEDURE: ObjectKind = "stored procedure"
+PACKAGE: ObjectKind = "package"
+
+
+class ServerObject(NamedTuple):
+    """An object of a metastore that is neither a table nor a function. `db`: its database; empty for one of the server.
+    `refusal`: set if the server does not list the objects of this kind, with its answer; then `name` is empty."""
+
+    kind: ObjectKind
+    name: str
+    db: str = ""
+    refusal: str = ""
 
 
 def answer_about_one(error: MetastoreError, refused: Collection[str]) -> str:
@@ -110,8 +125,10 @@ class MetastoreReader(Protocol):
         """Returns a database. Raises ObjectNotFound."""
         ...
 
-    def data_connectors(self) -> list[str]:
-        """Returns names of the data connectors, which belong to no database and no catalog; empty before Hive 4."""
+    def server_objects(self, databases: Collection[str]) -> list[ServerObject]:
+        """Returns objects that are not in any table of the catalog: those of the server, and those of `databases`. Four
+        calls since Hive 4, one to Hive 3, none to older servers; where procedures or packages exist, one more for each
+        database until all have been found."""
         ...
 
     def table_names(self, db: str) -> list[str]:

@@ -78,6 +78,11 @@ NEW_STRUCTS: dict[str, dict[int, str]] = {
     "AddNotNullConstraintRequest": {1: "list<SQLNotNullConstraint> notNullConstraintCols"},
     "AddDefaultConstraintRequest": {1: "list<SQLDefaultConstraint> defaultConstraintCols"},
     "AddCheckConstraintRequest": {1: "list<SQLCheckConstraint> checkConstraintCols"},
+    "WMResourcePlan": {1: "string name"},
+    "WMGetAllResourcePlanRequest": {1: "string ns"},
+    "WMGetAllResourcePlanResponse": {1: "list<WMResourcePlan> resourcePlans"},
+    "ListStoredProcedureRequest": {1: "string catName", 2: "string dbName"},
+    "ListPackageRequest": {1: "string catName", 2: "string dbName"},
 }
 
 # Fields added to structs of hmsclient since 2.3.
@@ -297,10 +302,17 @@ def _get(request: str, answer: str) -> tuple[Rows, Rows]:
     return {1: f"{request} request"}, {0: f"{answer} success"} | _GET_ERRORS
 
 
+def _list(request: str, answer: str) -> tuple[Rows, Rows]:
+    return {1: f"{request} request"}, {0: f"{answer} success", 1: "MetaException o1"}
+
+
 # name -> the fields of its arguments, and of its result
 METHODS: dict[str, tuple[Rows, Rows]] = {
     "get_catalogs": ({}, {0: "GetCatalogsResponse success", 1: "MetaException o1"}),
     "get_dataconnectors": ({}, {0: "list<string> success", 1: "MetaException o1"}),
+    "get_all_resource_plans": _list("WMGetAllResourcePlanRequest", "WMGetAllResourcePlanResponse"),
+    "get_all_stored_procedures": _list("ListStoredProcedureRequest", "list<string>"),
+    "get_all_packages": _list("ListPackageRequest", "list<string>"),
     "get_unique_constraints": _get("UniqueConstraintsRequest", "UniqueConstraintsResponse"),
     "get_not_null_constraints": _get("NotNullConstraintsRequest", "NotNullConstraintsResponse"),
     "get_default_constraints": _get("DefaultConstraintsRequest", "DefaultConstraintsResponse"),

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
 
-import replicator.metastore.fields  # noqa: F401  the structs must be extended before one is described
 from cmroot.errors import FormatError
 from cmroot.names import HINT
 from replicator.core.model import (
@@ -33,6 +32,7 @@ from replicator.core.model import (
     Storage,
     Table,
 )
+from replicator.metastore.fields import ids  # extends the structs, before one is described
 
 PRINCIPALS = {1: "USER", 2: "ROLE", 3: "GROUP"}
 RESOURCES = {1: "JAR", 2: "FILE", 3: "ARCHIVE"}
@@ -207,6 +207,17 @@ def text_map(entries: Mapping[str, str | None] | None) -> dict[str, str]:
     if None in entries.values():
         return {key: value for key, value in entries.items() if value is not None}
     return dict(cast("Mapping[str, str]", entries))
+
+
+_SERDE_DETAILS = ids("SerDeInfo", "description", "serializerClass", "deserializerClass", "serdeType")  # since Hive 3
+
+
+def plain_serde(storage: Storage | None) -> Storage | None:
+    """Returns the storage with a serde of the fields that every server stores."""
+    if storage is None or not storage.serde.extra.keys() & _SERDE_DETAILS:
+        return storage
+    extra = {key: value for key, value in storage.serde.extra.items() if key not in _SERDE_DETAILS}
+    return msgspec.structs.replace(storage, serde=msgspec.structs.replace(storage.serde, extra=extra))
 
 
 def named(names: dict[int, str], code: int) -> str:

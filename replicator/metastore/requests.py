@@ -242,14 +242,44 @@ def _object(db: str, table: str) -> Any:
     return ttypes.HiveObjectRef(ttypes.HiveObjectType.TABLE, db, table, [], None)
 
 
-def data_connectors(client: Any) -> list[str]:
-    """Returns names; empty for a server that does not support the call."""
-    try:
-        return list(method("get_dataconnectors")(client))
-    except TApplicationException as error:
-        if error.type != TApplicationException.UNKNOWN_METHOD:
-            raise
-        return []
+def data_connectors() -> Send:
+    return _listed(method("get_dataconnectors"))
+
+
+def resource_plans() -> Send:
+    """Lists the plans of the namespace that HiveServer2 uses by default; no call lists namespaces."""
+    ask = method("get_all_resource_plans", ttypes.WMGetAllResourcePlanRequest(ns="default"))
+    return _listed(lambda client: [plan.name for plan in ask(client).resourcePlans or ()])
+
+
+def stored_procedures(db: str | None) -> Send:
+    """Lists those of a database; None: of all databases of the catalog."""
+    return _listed(
+        method("get_all_stored_procedures", ttypes.ListStoredProcedureRequest(catName=CATALOG, **_named(db)))
+    )
+
+
+def packages(db: str | None) -> Send:
+    """Lists packages of procedures; see `stored_procedures`."""
+    return _listed(method("get_all_packages", ttypes.ListPackageRequest(catName=CATALOG, **_named(db))))
+
+
+def _named(db: str | None) -> dict[str, str]:
+    return {} if db is None else {"dbName": db}
+
+
+def _listed(ask: Send) -> Send:
+    """Returns a call for names; empty for a server that does not support it."""
+
+    def send(client: Any) -> list[str]:
+        try:
+            return list(ask(client) or ())
+        except TApplicationException as error:
+            if error.type != TApplicationException.UNKNOWN_METHOD:
+                raise
+            return []
+
+    return send
 
 
 def next_events(after: int, limit: int, skip: Collection[str] = ()) -> Send:

@@ -19,7 +19,15 @@ from replicator.core.text import count_text
 from replicator.errors import MetastoreError, NotificationLogOff, NotificationRefused, ObjectNotFound
 from replicator.metastore import requests
 from replicator.metastore import requests as convert
-from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
+from replicator.metastore.client import (
+    EVENT_BATCH,
+    PACKAGE,
+    PARTITION_BATCH,
+    PROCEDURE,
+    ObjectKind,
+    ServerObject,
+    answer_about_one,
+)
 from replicator.metastore.concurrency import side_by_side
 from replicator.metastore.connection import Connections
 from replicator.metastore.grants import GrantCalls
@@ -174,9 +182,38 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls):
                 self.database(name)  # 2.3 raises a NullPointerException if it does not exist
             raise
 
-    def data_connectors(self) -> list[str]:
-        """Returns data connectors. Does not query older servers: they log an error for each unknown call."""
-        return list(self._read("data connectors", requests.data_connectors)) if self.announces_constraints() else []
+    def server_objects(self, databases: Collection[str]) -> list[ServerObject]:
+        """Does not query older servers: they log an error for each unknown call."""
+        if not self._newer_kinds:  # before Hive 3
+            return []
+        found = self._listed("resource plan", requests.resource_plans())
+        if self.announces_constraints():  # since Hive 4
+            found += self._listed("data connector", requests.data_connectors())
+            found += self._in_databases(PROCEDURE, requests.stored_procedures, databases)
+            found += self._in_databases(PACKAGE, requests.packages, databases)
+        return found
+
+    def _listed(self, kind: ObjectKind, send: Send, db: str = "") -> list[ServerObject]:
+        try:
+            return [ServerObject(kind, name, db) for name in self._read(f"{kind}s {db}".rstrip(), send)]
+        except MetastoreError as error:
+            if error.transient:
+                raise
+            return [ServerObject(kind, "", db, error.message)]
+
+    def _in_databases(
+        self, kind: ObjectKind, send: Callable[[str | None], Send], databases: Collection[str]
+    ) -> list[ServerObject]:
+        """Lists objects by database: a server that lists those of all databases does not name these."""
+        everywhere = self._listed(kind, send(None))
+        if not everywhere or everywhere[0].refusal:
+            return everywhere
+        found: list[ServerObject] = []
+        for db in sorted(databases):
+            found += self._listed(kind, send(db), db)
+            if sum(not each.refusal for each in found) >= len(everywhere):
+                break
+        return found
 
     # --- tables
 

@@ -23,7 +23,7 @@ from replicator.captures.dumps.rows import scope_of as layout_scope
 from replicator.captures.dumps.selection import Selection, point_at, resolve_until
 from replicator.captures.manifest import read_records
 from replicator.captures.recording import Captured
-from replicator.captures.unlistable import data_connectors, sight_at
+from replicator.captures.unlistable import of_server, sight_at
 from replicator.compare.repair import REPAIR
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
@@ -159,9 +159,9 @@ class Steps:
         return any(pair.source is not None and pair.position is None for pair in self.direction.matching)
 
     def left_out(self, captured: Captured) -> list[NotReplicated]:
-        """Returns the policy's objects that no run replicates: tables in unsupported formats, and data connectors."""
+        """Returns the policy's objects that no run replicates: tables in unsupported formats, objects of the server."""
         names, patterns = {pair.name for pair in self.direction.matching}, self.direction.patterns
-        found = data_connectors(self.direction.source, names)
+        found = of_server(captured.not_replicated, self.direction.source, names)
         for name, reason in captured.formats.items() if self.policy.formats != AS_THEY_ARE else ():
             db, _, table = name.partition(".")
             if db in names and patterns.match(table):

@@ -36,6 +36,7 @@ from replicator.core.model import (
 )
 from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.metastore.fields import ids
+from replicator.metastore.objects import plain_serde
 
 # ---- text of views ---------------------------------------------------------------------------------------------------
 
@@ -245,6 +246,7 @@ ACCURATE = "COLUMN_STATS_ACCURATE"
 NO_STATISTICS = "this metastore has no column statistics"  # prefix of the reason why a table has fewer
 NOT_STORED = "this metastore stores no "  # prefix of the reason why an object is missing a field of its own
 NO_GRANTS = "without its grants: "  # prefix of the reason why access to an object differs
+_DETAILS = f"{NOT_STORED}description, serializer, deserializer or type of serdes"
 STANDING = (NO_CONSTRAINT, NO_STATISTICS, NOT_STORED, NO_GRANTS)
 """Prefixes of reasons that remain valid until a dump brings what an object is missing."""
 
@@ -289,6 +291,11 @@ def _no_creation(wanted: Table, found: Table) -> Table:
         return wanted
     kept = {key: value for key, value in wanted.extra.items() if key not in CREATION}
     return msgspec.structs.replace(wanted, extra=kept)
+
+
+def _no_details(wanted: Table, found: Table) -> Table:
+    stored = plain_serde(found.storage) != found.storage
+    return wanted if stored else msgspec.structs.replace(wanted, storage=plain_serde(wanted.storage))
 
 
 def _no_other_engines(wanted: Statistics, found: Statistics) -> Statistics:
@@ -419,6 +426,7 @@ LACKS: tuple[Rule, ...] = (
         (Table,),
         _no_creation,
     ),
+    Rule("description, serializer, deserializer, type of a table's serde", ("2.3",), _DETAILS, (Table,), _no_details),
     Rule(
         f"column statistics of other engines than `{HIVE}`",
         ("2.3", "3.1"),

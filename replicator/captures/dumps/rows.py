@@ -25,8 +25,8 @@ from replicator.captures.unlistable import (
     gaps,
     left_out,
     remembered,
-    remembered_connectors,
     remembered_grants,
+    remembered_objects,
     sight_at,
 )
 from replicator.core.grouping import batched
@@ -321,9 +321,9 @@ class Content:
         unseen = list(self._uncaptured())
         formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
         reported = (obj.reported() for obj in unseen)
-        connectors = remembered_connectors(self._manifest, self._selection.databases)
-        connectors += remembered_grants(self._manifest, self._selection.databases)
-        lacking = merged(connectors, self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
+        objects = remembered_objects(self._manifest, self._selection.databases, self._selection.holds)
+        objects += remembered_grants(self._manifest, self._selection.databases)
+        lacking = merged(objects, self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
         for db in self._selection.databases:
             database = self._manifest.database(db)
             if database is not None and database.location:

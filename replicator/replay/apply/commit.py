@@ -168,7 +168,7 @@ class Commit:
         assert step.table is not None
         adopted = self._work.plan.by_difference is not None  # an equal table may have been created by others
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
-        served = as_served(step.table, there)
+        served = as_served(lacking(step.table, there)[0], there)
         if unmarked or comparable_table(there) != comparable_table(served):
             if not step.table.is_partitioned and not step.table.is_view:
                 self._work.leave(step, [("", there.location, step.table.location)])
