@@ -1,8 +1,7 @@
 """Manifest: the contents of the captured databases at a position, a fold of the captured log up to it.
 
-One SQLite file: metadata objects as JSON, files, and the directories whose listing is known. It is derived: if it is
-missing, or behind the log after a crash, it is folded again (`catch_up`). Memory does not grow with the objects.
-Section `constraints` completes what events tell of a table's constraints, from the manifest and the metastore.
+One SQLite file: metadata objects as JSON, files, and the directories whose listing is known. If it is missing, or
+behind the log, it is folded again. Section `constraints` completes what events tell of a table's constraints.
 """
 
 from __future__ import annotations

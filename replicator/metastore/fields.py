@@ -3,8 +3,7 @@ catalog's field in all requests.
 
 thrift's decoders, the C one and the plain one, are driven by a class's `thrift_spec`. Importing this module appends the
 rows below to hmsclient's classes, so that fields of Hive 3.x and 4.x are read and written back; an unset field is not
-sent, and an old server skips unknown fields. Applying the table twice changes nothing. Source of ids, types and names:
-the metastore's public interface description up to Hive 4.x. Nothing here accesses a server.
+sent, and an old server skips unknown fields. Source of ids, types and names: the public interface up to Hive 4.x.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Planning a load: a dump, a target and the operator's options become a plan. Reads only; `deciding` decides.
 
-Section `isolation` derives a plan for `publish = "snapshot"` from that for the source's layout: each change of a load
-is stored in a directory of its own, and the metastore switches to it in one call. A table remains at its location
-unless its files change; so does a partition, which is decided at commit. Tables that were dropped and created again are
-replaced without a gap between.
+Section `isolation` derives a plan for `publish = "snapshot"`: each change is stored in a directory of its own, to which
+the metastore switches in one call. A table or partition whose files do not change stays where it is.
 """
 
 from __future__ import annotations
@@ -246,8 +244,7 @@ def planned(reader: DumpReader, target: Metastore, options: LoadSettings, runtim
 
 
 def compare(replay: Replay) -> None:
-    """Completes the plan of a load by difference that publishes by snapshots: the objects to publish again are found by
-    comparing their content. Changes nothing; may run twice."""
+    """Adds the objects to publish again to the plan of a load by difference, by comparing content. May run twice."""
     if replay.plan.snapshot and replay.plan.by_difference is not None:
         isolate(replay.plan, differing_objects(replay))
 
