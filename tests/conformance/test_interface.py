@@ -16,6 +16,8 @@ import pytest
 from filled import Fields, fields_of, filled
 from hive_home import EXTERNAL, INPUT, OUTPUT, SERDE, VIEW, Home, client_of
 from hive_metastore import ttypes
+from hmsclient import HMSClient
+from hmsclient.genthrift.hive_metastore import ttypes as newest
 from interface import (
     HIVES,
     NOT_OF_A_REPLICA,
@@ -32,6 +34,7 @@ from interface import (
     rows,
 )
 from lab import Lab
+from metastores import MetastoreFactory
 
 from replicator.metastore.embedded.running import Running
 
@@ -87,6 +90,14 @@ COLUMNS = {
     "decimal(9,2)": "decimalStats",
     "date": "dateStats",
     "timestamp": "timestampStats",
+}
+CONSTRAINTS = {
+    "primary_key": "PrimaryKey",
+    "foreign_key": "ForeignKey",
+    "unique_constraint": "UniqueConstraint",
+    "not_null_constraint": "NotNullConstraint",
+    "default_constraint": "DefaultConstraint",
+    "check_constraint": "CheckConstraint",
 }
 KEEP = ttypes.EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})
 
@@ -205,6 +216,23 @@ class Filling:
         self.sent["statistics"] = made.statsObj
         return made
 
+    def constraints(self) -> Iterator[tuple[str, Any]]:
+        """Of the table `child`, which refers to `parent`; each with the call that adds it."""
+        db, short = self.home.db, self.home.hive == "2.3"
+        for kind, name in CONSTRAINTS.items():
+            if short and not kind.endswith("_key"):
+                continue
+            struct = f"SQL{name}"
+            tables = {"table_db": db, "table_name": "parent" if kind == "primary_key" else "child", "column_name": "a"}
+            tables |= {"fktable_db": db, "fktable_name": "child", "fkcolumn_name": "a"}
+            tables |= {"pktable_db": db, "pktable_name": "parent", "pkcolumn_name": "a"}
+            names = {each: f"{each}_{db}" for each in ("pk_name", "fk_name", "uk_name", "nn_name")}
+            own = {f"{struct}__{field}": value for field, value in (tables | names | {"catName": "hive"}).items()}
+            own |= {f"{struct}__key_seq": 1, f"{struct}__dc_name": f"{kind}_{db}"}
+            self.sent[kind] = self._filled(getattr(ttypes, struct), **own)
+            request = getattr(ttypes, f"Add{name}Request")([self.sent[kind]])
+            yield f"add_{kind}", request
+
     def make(self) -> None:
         client = self.home.client
         self.home.directory.mkdir(parents=True)
@@ -214,6 +242,10 @@ class Filling:
         client.add_partitions([self.partition()])
         client.create_function(self.function())
         client.update_table_column_statistics(self.statistics())
+        for name in ("parent", "child"):
+            self.home.create_table(name, kind=EXTERNAL)
+        for call, request in self.constraints():
+            getattr(client, call)(request)
 
     def change(self) -> None:
         client, db = self.home.client, self.home.db
@@ -231,12 +263,30 @@ def found(home: Home, names: set[str]) -> dict[str, Any]:
     columns = [f"c{at}" for at in range(len(COLUMNS))]
     request = ttypes.TableStatsRequest(dbName=home.db, tblName="plain", colNames=columns, engine="hive")
     (partition,) = home.client.get_partitions(home.db, "parted", -1)
-    return tables | {
-        "database": home.database(),
-        "partition": partition,
-        "function": home.client.get_function(home.db, "f"),
-        "statistics": sorted(home.client.get_table_statistics_req(request).tableStats, key=lambda each: each.colName),
-    }
+    return (
+        tables
+        | _constraints_found(home, names)
+        | {
+            "database": home.database(),
+            "partition": partition,
+            "function": home.client.get_function(home.db, "f"),
+            "statistics": sorted(
+                home.client.get_table_statistics_req(request).tableStats, key=lambda each: each.colName
+            ),
+        }
+    )
+
+
+def _constraints_found(home: Home, names: set[str]) -> dict[str, Any]:
+    found = {}
+    for kind in names & CONSTRAINTS.keys():
+        name, table = f"{CONSTRAINTS[kind]}s", "parent" if kind == "primary_key" else "child"
+        of = {"db_name": home.db, "tbl_name": table}
+        if kind == "foreign_key":
+            of = {"foreign_db_name": home.db, "foreign_tbl_name": table}
+        answer = getattr(home.client, f"get_{kind}s")(getattr(ttypes, f"{name}Request")(**of, catName="hive"))
+        found[kind] = getattr(answer, f"{name[0].lower()}{name[1:]}")
+    return found
 
 
 def faults(sent: Fields, here: Fields, there: Fields, decided: dict[str, tuple[str, str]]) -> Iterator[str]:
@@ -306,6 +356,50 @@ def _of(struct: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         struct = getattr(struct, name)
     return struct
+
+
+@pytest.mark.timeout(300)
+def test_sketches_of_statistics_arrive_where_servers_return_them(
+    metastore_factory: MetastoreFactory, tmp_path: Path
+) -> None:
+    """The bindings above are older than histograms."""
+    kinds = {"bigint": "long", "double": "double", "decimal(9,2)": "decimal", "date": "date", "timestamp": "timestamp"}
+    settings = {"hive.stats.fetch.bitvector": "true", "hive.stats.fetch.kll": "true"}
+    source, target = (metastore_factory(name, hive="4.2", settings=settings) for name in ("source", "target"))
+    pair = Lab(source, target, tmp_path)
+    with opened(source, pair.name) as home:
+        home.create()
+        home.create_table("plain", columns=[(f"c{at}", type_, None) for at, type_ in enumerate(kinds)])
+    sent = []
+    for at, (type_, kind) in enumerate(kinds.items()):
+        data = getattr(newest, f"{kind.capitalize()}ColumnStatsData")(numNulls=0, numDVs=at)
+        data.bitVectors, data.histogram = f"bits {at}".encode(), f"histogram {at}".encode()
+        of_column = newest.ColumnStatisticsData()
+        setattr(of_column, f"{kind}Stats", data)
+        sent.append(newest.ColumnStatisticsObj(f"c{at}", type_, of_column))
+    description = newest.ColumnStatisticsDesc(isTblLevel=True, dbName=pair.name, tableName="plain")
+    struct = newest.ColumnStatistics(description, sent)
+    struct.engine = "hive"
+    with _own_client(source.uri) as client:
+        client.update_table_column_statistics(struct)
+    assert [pair.dump().code, pair.load().code] == [0, 0]
+    request = newest.TableStatsRequest(dbName=pair.name, tblName="plain", colNames=[each.colName for each in sent])
+    request.engine = "hive"
+    with _own_client(target.uri) as client:
+        found = client.get_table_statistics_req(request).tableStats
+    assert sorted(map(_sketches, found)) == list(map(_sketches, sent))
+
+
+def _sketches(of_column: Any) -> tuple[str, bytes, bytes]:
+    (data,) = [each for each in vars(of_column.statsData).values() if each is not None]
+    return of_column.colName, data.bitVectors, data.histogram
+
+
+@contextmanager
+def _own_client(uri: str) -> Iterator[Any]:
+    host, port = uri.removeprefix("thrift://").split(":")
+    with HMSClient(host=host, port=int(port)) as client:
+        yield client
 
 
 @pytest.mark.timeout(300)
