@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from replicator.captures.dumps.archive import Archived
-from replicator.captures.dumps.chains import DumpInPlace
+from replicator.captures.dumps.data import DumpInPlace
 from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
 from replicator.commands.dumps import dumps_expire, dumps_export, dumps_import, dumps_ls, dumps_verify

@@ -9,8 +9,16 @@ from typing import Annotated
 
 from cmroot.store.local import FLOW
 from replicator.captures.dumps.archive import Archived, export_dump, import_dump
-from replicator.captures.dumps.chains import PERIODS, DumpsExpired, DumpsListed, Keep, expire_dumps, list_dumps
-from replicator.captures.dumps.data import DumpVerified, verify_dump
+from replicator.captures.dumps.data import (
+    PERIODS,
+    DumpsExpired,
+    DumpsListed,
+    DumpVerified,
+    Keep,
+    expire_dumps,
+    list_dumps,
+    verify_dump,
+)
 from replicator.captures.dumps.layout import DumpReader
 from replicator.commands.base import Copying, Options, verb
 from replicator.commands.options import DryRun, KeyFile, Natural, OverwriteFile, arg, opt

@@ -30,8 +30,8 @@ from stores import S3_SERVERS, s3_of
 from cmroot.keep.content import locate
 from cmroot.pins import read_pins
 from cmroot.store.place import Place
+from replicator.captures.dumps.archive import CHUNK, MAGIC, SALT, TAG, DecryptedReader, EncryptedWriter
 from replicator.captures.dumps.data import CheckTask, run_check_task
-from replicator.captures.dumps.encryption import CHUNK, MAGIC, SALT, TAG, DecryptedReader, EncryptedWriter
 from replicator.captures.dumps.layout import Content, DumpReader, read_keys
 from replicator.captures.dumps.writer import DumpWriter
 from replicator.cli.main import run

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.captures.dumps.chains import Found, Keep, decide, needs_of
+from replicator.captures.dumps.data import Found, Keep, decide, needs_of
 from replicator.captures.dumps.layout import DumpData, DumpMetadata, Earlier, Point, Scope
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
