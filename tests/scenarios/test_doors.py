@@ -176,7 +176,8 @@ def test_the_status_is_what_the_command_prints(fixture: Lab) -> None:
     report = replicator.status(**given)
     arguments = ("--target", fixture.target_uri, "--db", fixture.name, "--cmroot", str(fixture.cmroot))
     output = command("status", *arguments, "--source", fixture.source_uri).output
-    assert json.loads(str(report)) == output and report.to_dict() == output
+    assert json.loads(str(report)) == report.to_dict()
+    assert report.to_dict() | {"lag_seconds_bound": 0} == output | {"lag_seconds_bound": 0}
     assert isinstance(report.time, int) and output["time"].endswith("Z") and report.lag_events == 0
     with pytest.raises(UsageError, match="needs a policy"):
         replicator.status(target="dr", config=names(fixture))

@@ -29,8 +29,8 @@ from replicator.core.runtime import Progress
 from replicator.errors import FormatError, Refused, UsageError
 
 # ---- encryption ------------------------------------------------------------------------------------------------------
-# AES-256-GCM in chunks of 64 KiB, by the STREAM construction, as in age: no chunk can be changed, moved or left out, nor
-# the end cut off. Decision 23 has the format.
+# AES-256-GCM in chunks of 64 KiB, by the STREAM construction, as in age: no chunk can be changed, moved or left out,
+# nor the end cut off. Decision 23 has the format.
 
 
 MAGIC = b"replicator-encrypted-archive 1\n"
