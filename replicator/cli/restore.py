@@ -32,6 +32,7 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator restore --cmroot /cm --db sales --to 2026-03-01T12:00:00Z --target thrift://a:9083 --dry-run
       replicator restore --cmroot /cm --db sales --table orders --to 4711 --target thrift://a:9083 --into rescue
       replicator restore west --db sales --table orders --to 4711
+      replicator restore west --db sales --table orders --to @812
       replicator restore west --db sales --table orders --to -90m --dry-run
     """
     moment = absolute_moment(given["to"], time.time())
@@ -49,6 +50,7 @@ def _plan_lines(plan: RestorePlan) -> Iterable[str]:
     return aligned(
         [
             ("would restore", f"{plan.db} as at {_moment(plan)}"),
+            ("states", _states(plan)),
             ("into", f"{plan.into} at {plan.location}"),
             ("tables", shortened(plan.tables)),
             ("partitions", shortened(plan.partitions)),
@@ -68,6 +70,7 @@ def _restored_lines(restored: Restored) -> Iterable[str]:
     return aligned(
         [
             (restored.status, f"{restored.db} as at {_moment(restored)}"),
+            ("states", _states(restored)),
             ("into", f"{restored.into} of {restored.target}"),
             ("tables", shortened(restored.tables)),
             ("partitions", shortened(restored.partitions)),
@@ -83,6 +86,14 @@ def _restored_lines(restored: Restored) -> Iterable[str]:
 
 def _moment(report: RestorePlan | Restored) -> str:
     return f"event {report.event} (position {report.position}, {report.time})"
+
+
+def _states(report: RestorePlan | Restored) -> str | None:
+    """The number of states that the requested event or time covers, if several."""
+    if report.states < 2:
+        return None
+    span = f"from @{report.states_from} to @{report.position}"
+    return f"{report.states} have this event or time, {span}: this is the last; --to @POSITION selects another"
 
 
 def _files(files: int, size: int) -> str | None:

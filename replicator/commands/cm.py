@@ -94,7 +94,8 @@ class CmGetOptions(OfPolicy):
     ] = field(kw_only=False)
     cmroot: Root = ""
     at: Annotated[
-        Moment | int | None, opt("The file's state at an event, a time (UTC), or the end of a dump.", metavar="X")
+        Moment | int | None,
+        opt("The file's state at an event, @POSITION, a time (UTC), or the end of a dump.", metavar="X"),
     ] = None
     to: Annotated[str | None, opt("The file to write; default: its original path.", metavar="PLACE")] = None
     overwrite: OverwriteFile = False
@@ -166,7 +167,10 @@ class CmSlotsConfirmOptions(OfPolicy):
     cmroot: Root = ""
     at: Annotated[
         Moment | int,
-        opt("An event id, a time (UTC), or a finished dump: the consumer has everything up to there.", metavar="X"),
+        opt(
+            "An event id, @POSITION, a time (UTC), or a finished dump: the consumer has everything up to there.",
+            metavar="X",
+        ),
     ]
     back: Annotated[bool, opt("Allow a move to an earlier position, whose files may have expired.")] = False
 

@@ -57,9 +57,12 @@ class DumpOptions(Copying, Selecting):
     db: SelectedDatabases = ()
     all_databases: EveryDatabase = False
     since: Annotated[
-        Moment | int | None, opt("Incremental: an event id, a time (UTC), or an earlier dump's directory.", metavar="X")
+        Moment | int | None,
+        opt("Incremental: an event id, @POSITION, a time (UTC), or an earlier dump's directory.", metavar="X"),
     ] = None
-    until: Annotated[Moment | int | None, opt("End at this event id or time; default: now.", metavar="X")] = None
+    until: Annotated[
+        Moment | int | None, opt("End at this event id, @POSITION or time; default: now.", metavar="X")
+    ] = None
     slot: Annotated[
         str,
         opt(

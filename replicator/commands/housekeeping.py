@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from cmroot.root import open_existing
 from cmroot.store.place import as_written
+from replicator.captures.dumps.selection import parse_time
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import names, opened_root, verb
 from replicator.commands.guard import Removing
@@ -25,10 +26,10 @@ from replicator.commands.options import (
     DryRun,
     ItemStoreUrl,
     MetastoreName,
-    Moment,
     Natural,
     Root,
     ScanChoice,
+    Time,
     arg,
     opt,
     python_only,
@@ -38,7 +39,7 @@ from replicator.core.text import parse_period
 from replicator.errors import UsageError
 from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.item_queries import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
-from replicator.lifecycle.housekeeping.run import Followed, Housekeeping, alone, copy_of, follow, opened, time_of
+from replicator.lifecycle.housekeeping.run import Followed, Housekeeping, alone, copy_of, follow, opened
 from replicator.lifecycle.housekeeping.run import RunOptions as Wanted
 from replicator.lifecycle.housekeeping.schedule import Vacuumed, VacuumPlan
 from replicator.lifecycle.housekeeping.schedule import vacuum as vacuum_table
@@ -58,7 +59,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
     all_databases: AllDatabases = False
     capture: Annotated[bool, opt("Use the captured log as it is.")] = True
     scan: ScanChoice = True
-    at: Annotated[Moment | None, opt("With --dry-run: simulate this time; ISO 8601, default: now.", metavar="TIME")] = (
+    at: Annotated[Time | None, opt("With --dry-run: simulate this time; ISO 8601, default: now.", metavar="TIME")] = (
         None
     )
     default_unreferenced: Annotated[
@@ -91,7 +92,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
             self.allow_immediate,
         )
         defaults = replace(defaults, allow_immediate=self.allow_immediate or given.allow_immediate)
-        at = None if self.at is None else time_of(self.at)
+        at = None if self.at is None else int(parse_time(self.at, "--at"))
         return Wanted(defaults, self.capture, names(self.db), self.scan, self.all_databases, at)
 
 
@@ -208,17 +209,17 @@ class HousekeepingLsOptions(ItemsOptions):
         opt("Only former locations (unreferenced), or only partitions and tables past their lifetime (expired)."),
     ] = None
     deleted_before: Annotated[
-        Moment | None, opt("Only items whose planned removal is before this time; ISO 8601.", metavar="TIME")
+        Time | None, opt("Only items whose planned removal is before this time; ISO 8601.", metavar="TIME")
     ] = None
     deleted_after: Annotated[
-        Moment | None, opt("Only items whose planned removal is after this time.", metavar="TIME")
+        Time | None, opt("Only items whose planned removal is after this time.", metavar="TIME")
     ] = None
     registered_before: Annotated[
-        Moment | None, opt("Only items whose period began before this time.", metavar="TIME")
+        Time | None, opt("Only items whose period began before this time.", metavar="TIME")
     ] = None
-    registered_after: Annotated[
-        Moment | None, opt("Only items whose period began after this time.", metavar="TIME")
-    ] = None
+    registered_after: Annotated[Time | None, opt("Only items whose period began after this time.", metavar="TIME")] = (
+        None
+    )
     size: Annotated[Annotated[int, Between(1, 100_000)], opt("Number of items per page.")] = 1000
     page: Annotated[Natural, opt("Page number, from 0.")] = 0
     sort: Annotated[str | Sequence[str], opt("Sort by this field of the JSON; repeatable.", metavar="NAME[,desc]")] = ()
@@ -235,7 +236,7 @@ class HousekeepingLsOptions(ItemsOptions):
             path=self.path,
             status=self.status,
             lifecycle=self.lifecycle,
-            **{name: None if text is None else time_of(text) for name, text in times.items()},
+            **{name: None if text is None else int(parse_time(text, name)) for name, text in times.items()},
         )
 
 

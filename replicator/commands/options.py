@@ -21,6 +21,7 @@ from datetime import timedelta
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from replicator.captures.dumps.selection import parse_moment, parse_time
 from replicator.core.connections import MetastoreConfig
 from replicator.core.not_replicated import FormatChoice
 from replicator.core.policy import GrantsChoice, Keeper
@@ -141,15 +142,22 @@ class ByteRate(Between):
 
 @dataclass(frozen=True)
 class Back:
-    """A point in time: an event id, a time, or a duration back from now, which `settled` resolves."""
+    """A moment: an event id, `@POSITION`, a time, or a duration back from now, which `settled` resolves. timed: only a
+    time."""
+
+    timed: bool = False
 
     def complaint(self, value: Any, kind: type) -> str:
         if not isinstance(value, str):
             return f"{value!r} is not a time such as 2026-03-01T12:00:00Z or -1d"
         try:
+            if self.timed:
+                parse_time(value, "")
+            elif value.startswith("@"):
+                parse_moment(value, "")
             absolute_moment(value, time.time())
         except UsageError as error:
-            return error.message
+            return error.message.strip()
         return ""
 
 
@@ -162,11 +170,12 @@ Bytes = Annotated[int, ByteCount(0)]
 Bandwidth = Annotated[int, ByteRate(LEAST_RATE)]
 Share = Annotated[float, Between(0, 1)]
 Moment = Annotated[str, Back()]
+Time = Annotated[str, Back(timed=True)]
 
 
 def settled(options: Any) -> dict[str, str]:
     """Returns the fields that are durations back from now, as times."""
-    moments, now = [each.name for each in _restricted_fields(options) if Moment in each.values], time.time()
+    moments, now = [each.name for each in _restricted_fields(options) if {Moment, Time} & {*each.values}], time.time()
     given = {name: getattr(options, name) for name in moments}
     return {name: absolute_moment(text, now) for name, text in given.items() if isinstance(text, str)}
 
@@ -313,7 +322,7 @@ RowLimit = Annotated[Rows, opt("Maximum number of listed rows; all are counted."
 OverwriteFile = Annotated[bool, opt("Replace an existing file.")]
 LogPosition = Annotated[
     Moment | int | None,
-    opt("An event id, a time (UTC), or a finished dump; default: the end of the captured log.", metavar="X"),
+    opt("An event id, @POSITION, a time (UTC), or a finished dump; default: the end of the captured log.", metavar="X"),
 ]
 LeaseWait = Annotated[timedelta, opt("Time to wait for a lease that another run holds, such as a capture.")]
 SandboxDirectory = Annotated[

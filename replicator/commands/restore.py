@@ -57,7 +57,11 @@ class RestoreOptions(Copying, OfPolicy):
     ] = ()
     to: Annotated[
         Moment | int,
-        opt("The recovery point: an event id, a time (UTC), or back from now: -90m, -1d, yesterday.", metavar="X"),
+        opt(
+            "The recovery point: @POSITION (one state), an event id (its last state), a time (UTC), or back from now: "
+            "-90m, -1d, yesterday.",
+            metavar="X",
+        ),
     ]
     target: Target = ""
     target_catalog: TargetCatalog = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from replicator.captures.dumps.selection import parse_moment
+from replicator.captures.dumps.selection import LogMoment, parse_moment
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed, open_shown
 from replicator.commands.base import Options, verb
 from replicator.commands.options import KeyFile, Moment, arg, opt
@@ -23,9 +23,12 @@ class ShowOptions(Options):
         str | None, opt("Only this table, by any name that it had, and its database as a whole.", metavar="DB.TABLE")
     ] = None
     since: Annotated[
-        Moment | int | None, opt("Only from an event id or a time (UTC) on, or -90m, -1d, yesterday.", metavar="X")
+        Moment | int | None,
+        opt("Only from an event id, @POSITION or a time (UTC) on, or -90m, -1d, yesterday.", metavar="X"),
     ] = None
-    until: Annotated[Moment | int | None, opt("Only up to an event id or a time, or -1d.", metavar="X")] = None
+    until: Annotated[Moment | int | None, opt("Only up to an event id, @POSITION or a time, or -1d.", metavar="X")] = (
+        None
+    )
 
 
 @verb(ShowOptions)
@@ -52,5 +55,5 @@ def _table(text: str) -> tuple[str, str]:
     return db, table
 
 
-def _moment(text: str | int | None, option: str) -> tuple[int | None, int | None]:
-    return (None, None) if text is None else parse_moment(str(text), option)
+def _moment(text: str | int | None, option: str) -> LogMoment | None:
+    return None if text is None else parse_moment(str(text), option)

@@ -32,6 +32,7 @@ from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.spelling import naming, normal, split_authority, upwards
 from cmroot.text import shown
 from replicator.core.not_replicated import Rows
+from replicator.core.text import absolute_moment
 from replicator.errors import UsageError
 
 INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"
@@ -385,7 +386,8 @@ def _others(
 
 def _moment(option: str, text: str) -> Any:
     try:
-        return pa.scalar(int(seconds(text) * 1000), pa.timestamp("ms", tz="UTC"))
+        moment = seconds(absolute_moment(text, clocks.time()))
+        return pa.scalar(int(moment * 1000), pa.timestamp("ms", tz="UTC"))
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{option} {text!r}: {error}", hint="write an ISO 8601 time such as 2026-11-01") from error
 

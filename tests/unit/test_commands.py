@@ -15,7 +15,7 @@ import replicator
 from replicator.cli import table
 from replicator.commands.base import CATALOGS, Options, pairs, renames
 from replicator.commands.guard import AuditLsOptions
-from replicator.commands.options import Moment, declared_fields
+from replicator.commands.options import Moment, Time, declared_fields
 from replicator.errors import UsageError
 
 DOOR_ONLY = {"as_json", "json_lines", "nagios", "allow_gaps"}
@@ -58,14 +58,14 @@ def test_every_command_that_copies_or_compares_takes_json_lines() -> None:
 
 
 def test_moments_are_given_alike_everywhere() -> None:
-    """Every option that takes one is a `Moment`: a time, or back from now."""
+    """Every option that takes one is a `Moment`, or a `Time`: a time, or back from now."""
     ends = {"legal_hold_add"}  # in the future
     metavars = {(name, one.name): one.metavar for name, command in COMMANDS.items() for one in command.params}
     found = {key for key, metavar in metavars.items() if metavar in ("X", "TIME") and key[0] not in ends}
     assert len(found) > 15
     for name, option in found:
         values = {each.name: each.values for each in declared_fields(getattr(replicator, name).options)}
-        assert Moment in values[option or ""], (name, option)
+        assert {Moment, Time} & {*values[option or ""]}, (name, option)
     assert AuditLsOptions(cmroot="/cm", since="yesterday").since == AuditLsOptions(cmroot="/cm", since="-1d").since
     with pytest.raises(UsageError, match=r"--until.*not a duration"):
         AuditLsOptions(cmroot="/cm", until="-soon")

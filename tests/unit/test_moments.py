@@ -24,7 +24,7 @@ from replicator.commands.show import show
 from replicator.core.model import Database, Table
 from replicator.core.text import absolute_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
-from replicator.replay.restore.available import moment, retained
+from replicator.replay.restore.recovery_points import moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
 
@@ -137,7 +137,7 @@ def test_a_moment_outside_of_what_is_captured_is_told_with_what_is(log: Log) -> 
     with pytest.raises(ObjectNotFound, match="never captured"):
         moment(segments(log.root), "other", "20")
     with pytest.raises(UsageError, match="neither an event id, nor a time"):
-        log.at("yesterday")
+        log.at("soon")
 
 
 def test_a_database_that_an_event_made_is_known_from_that_event_on(log: Log) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from replicator.captures.dumps.selection import LogMoment
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed
 from replicator.captures.events.record import AlterTable, Change, ChangeRecord, CreateTable
 from replicator.core.model import Table
@@ -35,5 +36,5 @@ def test_a_table_is_followed_through_its_names() -> None:
     found = narrowed(log, Narrowing(("d", "c")))
     assert [each.position for each in found.records()] == [1, 2, 4, 6], "not the later tables of its former names"
     assert [each["position"] for each in found.entries()] == [1, 2, 4, 6]
-    late = narrowed(log, replace(Narrowing(("d", "c")), since=(2, None)))
+    late = narrowed(log, replace(Narrowing(("d", "c")), since=LogMoment(event=2)))
     assert [each.position for each in late.records()] == [2, 4, 6]

@@ -7,6 +7,8 @@ left out from then on, and the dump contains the complete table as it is at the 
 
 from __future__ import annotations
 
+import re
+import time as clocks
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +25,7 @@ from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.events.scope import Patterns, matches_name
 from replicator.captures.manifest import read_records
 from replicator.core.named_files import NAMED
-from replicator.core.text import PartitionFilter
+from replicator.core.text import PartitionFilter, absolute_moment
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
 
 Name = tuple[str, str]
@@ -187,24 +189,84 @@ def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
             return change
 
 
+# ---- moments ---------------------------------------------------------------------------------------------------------
+# Moments as users write them: `4711` (an event id), `@812` (a position of the log), a time in ISO 8601, and times
+# back from now, `-90m`, `-1d`, `yesterday`. Commands, the API and pages parse them here.
+
+
+_POSITION = re.compile(r"@([0-9]{1,18})", re.ASCII)
+_EVENT = re.compile(r"[0-9]{1,18}", re.ASCII)
+EXAMPLES = "4711 (an event), @812 (a position), 2026-03-01T12:00:00Z, -1d or yesterday"
+
+
+@dataclass(frozen=True)
+class LogMoment:
+    """A moment of a captured log: an event id, a time in seconds since the epoch, or a position; exactly one is set."""
+
+    event: int | None = None
+    time: int | None = None
+    position: int | None = None
+
+    def not_after(self, position: int, event: int, time: int) -> bool:
+        """Returns True if the moment is not after a record."""
+        mine = ((self.event, event), (self.time, time), (self.position, position))
+        return all(limit is None or limit <= value for limit, value in mine)
+
+    def not_before(self, position: int, event: int, time: int) -> bool:
+        """Returns True if the moment is not before a record."""
+        mine = ((self.event, event), (self.time, time), (self.position, position))
+        return all(limit is None or value <= limit for limit, value in mine)
+
+
+def parse_moment(text: str, option: str, *, dump: bool = False) -> LogMoment:
+    """Parses a moment. Times without a zone are UTC. dump: the option also takes a dump, which is not parsed here.
+    Raises UsageError, with the name of the option, for any other text."""
+    if match := _POSITION.fullmatch(text):
+        return LogMoment(position=int(match[1]))
+    if _EVENT.fullmatch(text):
+        return LogMoment(event=int(text))
+    try:
+        return LogMoment(time=int(seconds(absolute_moment(text, clocks.time()))))
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{option} {text!r} is neither an event id, nor a time, nor a position{', nor a finished dump' * dump}",
+            hint=f"e.g. {EXAMPLES}{', or the directory of an earlier dump' * dump}",
+        ) from None
+
+
+def parse_time(text: str, option: str, now: float | None = None) -> float:
+    """Parses a moment that must be a time. now: the time from which `-1d` counts back; None: the present. Returns
+    seconds since the epoch. Raises UsageError, with the name of the option, for any other text."""
+    hint = "write a time such as 2026-03-01, 2026-03-01T12:00:00Z, -1d or yesterday"
+    if _POSITION.fullmatch(text) or _EVENT.fullmatch(text):
+        kind = "a position of the captured log" if text.startswith("@") else "an event id"
+        raise UsageError(f"{option} {text!r} is {kind}, not a time", hint=hint)
+    try:
+        return seconds(absolute_moment(text, clocks.time() if now is None else now))
+    except (ValueError, OverflowError, UsageError):
+        raise UsageError(f"{option} {text!r} is not a time", hint=hint) from None
+
+
 # ---- points ----------------------------------------------------------------------------------------------------------
-# Points: an event id, a time or an earlier dump, as a position in the captured log.
+# Points: a moment or an earlier dump, as a position in the captured log.
 #
 # A time stands for the last record at or before it in the order of the log: clocks jump, positions do not. A record
 # counts as at least as late as every segment before it, so a clock that was set back never includes a later record.
+# An event stands for the last record with its id: changes that scans found before the next event have the id, too.
 
 
 def resolve_until(log: Sequence[Segment], text: str | None) -> Point:
-    """Returns the end of a dump: the last record of the log, or the last one at or before an event id or time."""
+    """Returns the end of a dump: the last record of the log, the last one at or before an event id or time, or the one
+    at a position. Raises UsageError for a position that the log does not contain."""
     if not log:
         raise UsageError("nothing has been captured yet", hint="run `replicator capture`, or let dump capture")
     newest = _end(log[-1])
     if text is None:
         return newest
-    event, time = parse_moment(text, "--until")
-    if event is not None and event >= newest.event:
+    moment = parse_moment(text, "--until")
+    if moment.event is not None and moment.event >= newest.event:
         return newest
-    found = _last_before(log, event, time)
+    found = _at(log, moment, text, "--until")
     if found is None:
         raise UsageError(f"--until {text}: the captured log begins later", hint="see `replicator show` of its log")
     return found
@@ -215,23 +277,35 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
     there = end_of_dump(text, "--since", root_id)
     if there is not None:
         return there
-    event, time = parse_moment(text, "--since")
+    moment = parse_moment(text, "--since", dump=True)
     newest = _end(log[-1])
-    if event is not None and event > newest.event:
+    if moment.event is not None and moment.event > newest.event:
         raise UsageError(
-            f"--since {event}: the newest captured event is {newest.event}",
+            f"--since {moment.event}: the newest captured event is {newest.event}",
             hint="give an event id of this source (see `replicator status`), or the earlier dump's directory",
         )
-    if event is not None and event == newest.event:
+    if moment.event is not None and moment.event == newest.event:
         return newest
-    found = _last_before(log, event, time)
+    found = _at(log, moment, text, "--since")
     if found is None:
         first = next(iter(read_records(log[0])))
         raise BootstrapNeeded(
-            f"--since {text}: the captured log begins at event {first.event}",
+            f"--since {text}: the captured log begins at event {first.event} (position {first.position})",
             hint="dump without --since, which is a bootstrap",
         )
     return found
+
+
+def _at(log: Sequence[Segment], moment: LogMoment, text: str, option: str) -> Point | None:
+    """Returns the last record at or before a moment; None if the log begins later. Raises UsageError for a position
+    after its end."""
+    if moment.position is None:
+        return _last_before(log, moment.event, moment.time)
+    if moment.position > log[-1].last:
+        raise UsageError(
+            f"{option} {text}: the captured log ends at position {log[-1].last}", hint="run a capture first"
+        )
+    return point_at(log, moment.position)
 
 
 def point_at(log: Sequence[Segment], position: int) -> Point | None:
@@ -260,20 +334,6 @@ def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
 def scope_of_dump(text: str) -> Scope | None:
     """Returns the scope of an earlier dump if `text` is its directory; None for any other text."""
     return open_parts(text)[1].scope if (as_written(text) / FINISHED).exists() else None
-
-
-def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:
-    """Returns (event id, None) or (None, seconds since the epoch). Times without a zone are UTC. Raises UsageError,
-    with the name of the option, for any other text."""
-    if text.isdigit():
-        return int(text), None
-    try:
-        return None, int(seconds(text))
-    except ValueError:
-        raise UsageError(
-            f"{option} {text!r} is neither an event id, nor a time, nor a finished dump",
-            hint="e.g. 4711, 2026-03-01T12:00:00Z, -1d, or the directory of an earlier dump",
-        ) from None
 
 
 def _end(segment: Segment, capture: Capture | None = None) -> Point:

@@ -14,6 +14,7 @@ from cmroot.log.segment import FILES
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written, name_of
 from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader, Keys
+from replicator.captures.dumps.selection import LogMoment
 from replicator.captures.events.record import ChangeRecord
 from replicator.captures.events.scope import captured_databases
 from replicator.captures.manifest import read_records
@@ -62,12 +63,11 @@ class Shown(Report):
 @dataclass(frozen=True)
 class Narrowing:
     """A filter of the displayed records. table: (database, table); changes of its entire database match, too. former:
-    its earlier names, each with the position of the record that renamed it. since, until: (event id, None) or (None,
-    seconds since the epoch), inclusive."""
+    its earlier names, each with the position of the record that renamed it. since, until: inclusive."""
 
     table: tuple[str, str] | None = None
-    since: tuple[int | None, int | None] = (None, None)
-    until: tuple[int | None, int | None] = (None, None)
+    since: LogMoment | None = None
+    until: LogMoment | None = None
     former: tuple[tuple[tuple[str, str], int], ...] = ()
 
     def with_former(self, records: Iterable[ChangeRecord]) -> Narrowing:
@@ -87,12 +87,12 @@ class Narrowing:
         return not {self.table, *before}.isdisjoint(record.change.tables)
 
     def has(self, record: ChangeRecord) -> bool:
-        change, at = record.change, (record.event, record.time)
+        change, at = record.change, (record.position, record.event, record.time)
         whole = self.table is not None and change.object == self.table[0]
         if self.table is not None and not whole and not self._names(record):
             return False
-        late = all(limit is None or mine >= limit for mine, limit in zip(at, self.since, strict=True))
-        return late and all(limit is None or mine <= limit for mine, limit in zip(at, self.until, strict=True))
+        late = self.since is None or self.since.not_after(*at)
+        return late and (self.until is None or self.until.not_before(*at))
 
 
 def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:

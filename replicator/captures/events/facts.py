@@ -65,6 +65,24 @@ class Facts(Value, frozen=True, omit_defaults=True):
         return None
 
     @property
+    def drops(self) -> tuple[str, ...]:
+        """The name of the database or table that the change drops, (database,) or (database, table); () if none."""
+        kind = self.__struct_config__.tag
+        if kind == "drop_database":
+            return (self.touched_db or "",)
+        return self.touched or () if kind == "drop_table" else ()
+
+    @property
+    def dropped_partitions(self) -> tuple[str, ...]:
+        """The partitions that the change drops, by escaped name."""
+        return self.partition_names if self.__struct_config__.tag == "drop_partitions" else ()
+
+    @property
+    def added_partitions(self) -> tuple[str, ...]:
+        """The partitions that exist from the change on, and begin without files, by escaped name."""
+        return self.partition_names if getattr(self, "replace", False) else ()
+
+    @property
     def altered_database(self) -> Database | None:
         """A database that existed before, with its properties from here on."""
         return None

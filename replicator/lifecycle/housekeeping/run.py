@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 from cmroot.lease import acquire, patiently
 from cmroot.log.captured import segments
-from cmroot.pins import seconds
 from cmroot.root import ChangeRoot, open_existing
 from cmroot.store.place import join, scratch
 from replicator.captures.capture import CaptureSettings, capture
@@ -25,7 +24,6 @@ from replicator.captures.events.scope import captured_databases
 from replicator.core import runtime
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Stop, Terminated
-from replicator.errors import UsageError
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.clean import Cleaning, Housekept, Page, plan
 from replicator.lifecycle.housekeeping.schedule import fold_path, schedule
@@ -286,11 +284,3 @@ def copy_of(store: ItemStore, root: ChangeRoot) -> Iterator[ItemStore]:
         copy = stack.enter_context(store.copied(here / "items.sqlite"))
         copy.prepare(root)
         yield copy
-
-
-def time_of(text: str) -> int:
-    """Parses an ISO 8601 time to seconds since 1970. Raises UsageError."""
-    try:
-        return int(seconds(text))
-    except ValueError as error:
-        raise UsageError(str(error), hint="write an ISO 8601 time such as 2027-01-31T12:00:00Z") from error

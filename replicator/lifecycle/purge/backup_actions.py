@@ -19,14 +19,15 @@ import msgspec
 
 from cmroot.errors import Error
 from cmroot.lease import acquire
-from cmroot.pins import iso, seconds
+from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal
+from replicator.captures.dumps.selection import parse_time
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.core.audit import Removal, begin_audit
 from replicator.core.not_replicated import Report
 from replicator.core.roles import follows, mark_of
-from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
+from replicator.errors import FilesMissing, ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import (
     Backup,
     Due,
@@ -190,10 +191,7 @@ def _chosen(known: Iterable[Backup], options: BackupRestoreSettings) -> Backup:
 
 
 def _until(found: list[Backup], moment: str) -> list[Backup]:
-    try:
-        limit = seconds(moment)
-    except ValueError as error:
-        raise UsageError(f"--backup {moment!r}: {error}", hint="an ISO 8601 time, or the id of a run") from error
+    limit = parse_time(moment, "--backup")
     return [each for each in found if int(each.unit.time) <= limit]
 
 

@@ -17,6 +17,7 @@ from cmroot.errors import Error, Exists, FormatError
 from cmroot.pins import seconds
 from cmroot.root import guard_names
 from cmroot.store.place import Place, is_local, normal, resolved, split_authority, touches
+from replicator.captures.dumps.selection import parse_time
 from replicator.core.audit import Refusal, Removal
 from replicator.core.not_replicated import Report, Rows
 from replicator.errors import ObjectNotFound, Refused, UsageError
@@ -120,16 +121,11 @@ def add_hold(root: str, hold: LegalHold) -> None:
         )
     if hold.is_place and is_local(hold.pattern):
         normal(hold.pattern)
-    if hold.until:
-        try:
-            ends = seconds(hold.until)
-        except ValueError as error:
-            raise UsageError(f"until: {error}", hint="write an ISO 8601 time such as 2027-01-31") from error
-        if ends <= seconds(hold.created):
-            raise UsageError(
-                f"until: {hold.until} is in the past, so the hold would forbid nothing",
-                hint="give a time in the future, or omit --until to hold forever; a time without a zone is UTC",
-            )
+    if hold.until and parse_time(hold.until, "until:") <= seconds(hold.created):
+        raise UsageError(
+            f"until: {hold.until} is in the past, so the hold would forbid nothing",
+            hint="give a time in the future, or omit --until to hold forever; a time without a zone is UTC",
+        )
     guard_names(root, "legal")  # a lost directory must not be recreated as if it had been empty
     body = msgspec.json.format(msgspec.json.encode(hold), indent=2) + b"\n"
     if not _place(root, hold.name).create_exclusive(body):

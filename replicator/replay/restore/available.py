@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -18,19 +17,16 @@ import xxhash
 
 from cmroot.keep.content import locate
 from cmroot.keep.versions import version_size
-from cmroot.log.captured import Segment
 from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, file_state, list_tree
 from cmroot.store.place import Place, is_local, join
-from replicator.captures.dumps.layout import DumpReader, Point
-from replicator.captures.dumps.selection import parse_moment, resolve_until
-from replicator.captures.events.record import ChangeRecord, decode_line
+from replicator.captures.dumps.layout import DumpReader
 from replicator.captures.events.scope import matches_name
-from replicator.core.model import Database, partition_spec
+from replicator.core.model import partition_spec
 from replicator.core.text import PartitionFilter, parse_partition_filter
-from replicator.errors import FormatError, MomentLost, ObjectNotFound, UsageError
+from replicator.errors import FormatError, UsageError
 
 SHOWN = 1000  # missing files that are named; more are only counted
 
@@ -212,127 +208,3 @@ def names_in(reader: DumpReader) -> list[str]:
 def absent(texts: Iterable[str], names: Sequence[str]) -> list[str]:
     """Returns those that match none of the names."""
     return [text for text in texts if not any(matches_name(chosen([text]), name) for name in names)]
-
-
-# ---- recovery points -------------------------------------------------------------------------------------------------
-# Recovery points: the states of a database that the captured log can determine, and the one of an event id or a time.
-#
-# A capture reads a database table by table while writers continue, and the events at its end make one state of that. So
-# a state is exact from the end of the capture that walked the database first; but not between events that were lost and
-# the end of the capture that compared everything because of it; and not after the log's end.
-
-
-_TELLING = (b'"events_lost"', b'"create_database"')  # kinds as written in a record's JSON
-
-
-@dataclass(frozen=True)
-class LogGap:
-    """A gap in the log: events after `after` and before `next` were lost. `position`: of the record of the loss;
-    `known`: the end of the last capture before it, in seconds; `exact`: the end of the capture that repaired it."""
-
-    after: int
-    next: int
-    position: int
-    known: int
-    exact: Point
-
-
-@dataclass(frozen=True)
-class RecoveryWindow:
-    """The recovery points of one database: from `begin` to `end`, except those inside of `gaps`."""
-
-    db: str
-    begin: Point
-    end: Point
-    gaps: tuple[LogGap, ...] = ()
-
-    def __str__(self) -> str:
-        return (
-            f"event {self.begin.event} ({moment_text(self.begin)}) to event {self.end.event} ({moment_text(self.end)})"
-        )
-
-
-def moment_text(point: Point) -> str:
-    """Returns a point's time as text: UTC, ISO 8601."""
-    return datetime.fromtimestamp(point.time, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def retained(log: Sequence[Segment], db: str) -> RecoveryWindow:
-    """Returns the recovery window of a database in a log. Reads every record's line once. Raises UsageError for an
-    empty log, ObjectNotFound for a database that was never captured."""
-    end = resolve_until(log, None)
-    begin: Point | None = None
-    gaps = []
-    known = 0
-    for segment, after, there in _captures(log):
-        for record in _telling(segment, after, there.position):
-            lost, begun = record.change.lost, record.change.creates
-            if lost:
-                gaps.append(LogGap(lost.start - 1, lost.stop, record.position, known, there))
-            if begin is None and isinstance(begun, Database) and begun.name == db:
-                here = Point(record.position, record.event, record.time)
-                begin = there if record.observed else here  # observed: the first record of a walk
-        known = max(known, there.time)
-    if begin is None:
-        raise ObjectNotFound(f"database {db} was never captured", hint="see `replicator show` of the $cmroot's log")
-    return RecoveryWindow(db, begin, end, tuple(gaps))
-
-
-def _captures(log: Sequence[Segment]) -> Iterator[tuple[Segment, int, Point]]:
-    """Yields the captures of a log: the segment of each, the position before its first record, and its end."""
-    for segment in log:
-        for each in segment.captures:
-            yield segment, each.first - 1, Point(each.last, int(each.about["event"]), int(each.about["time"]))
-
-
-def _telling(segment: Segment, after: int, until: int) -> Iterator[ChangeRecord]:
-    """Yields the records of a capture that begin or end a recovery window; the others are not decoded."""
-    for line in segment.records(after, until):
-        if any(kind in line for kind in _TELLING):
-            yield decode_line(line, segment.place)
-
-
-def moment(log: Sequence[Segment], db: str, text: str) -> Point:
-    """Returns the point of the log for an event id or a time of a database: the last record at or before it.
-
-    Raises UsageError for a time or event outside of the retained range, MomentLost inside of a gap."""
-    kept = retained(log, db)
-    event, time = parse_moment(text, "--to")
-    latest = max(there.time for _, _, there in _captures(log))
-    if (event is not None and event > kept.end.event) or (time is not None and time > latest):
-        raise UsageError(
-            f"--to {text}: nothing is captured after event {kept.end.event} ({_seconds_text(latest)})",
-            hint=f"run `replicator capture` first, or choose an event or time of {db} within {kept}",
-        )
-    try:
-        point = resolve_until(log, text)
-    except UsageError:
-        raise _before(text, kept) from None
-    if point.position < kept.begin.position:
-        raise _before(text, kept)
-    for gap in kept.gaps:
-        inside = gap.position <= point.position < gap.exact.position
-        asked = (event is not None and event > gap.after) or (time is not None and time > gap.known)
-        if inside or (asked and point.position == gap.position - 1):
-            raise _lost(text, gap)
-    return point
-
-
-def _lost(text: str, gap: LogGap) -> MomentLost:
-    last, first = f"event {gap.after}", f"event {gap.exact.event}"
-    return MomentLost(
-        f"--to {text}: events {gap.after + 1} to {gap.next - 1} were lost: no state between {last} "
-        f"({_seconds_text(gap.known)}) and {first} ({moment_text(gap.exact)}) is known",
-        hint=f"restore to {last}, the last event before them, or to {first}, the first known state after them",
-    )
-
-
-def _before(text: str, kept: RecoveryWindow) -> UsageError:
-    return UsageError(
-        f"--to {text}: {kept.db} has been captured since event {kept.begin.event} ({moment_text(kept.begin)})",
-        hint=f"choose an event or time within {kept}",
-    )
-
-
-def _seconds_text(seconds: int) -> str:
-    return moment_text(Point(0, 0, seconds))

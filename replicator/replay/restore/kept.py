@@ -111,9 +111,12 @@ def resolve_at(root: ChangeRoot, log: Sequence[Segment], text: str | None) -> Po
         return newest
     if (end := end_of_dump(text, "--at", root.id)) is not None:
         return end
-    event, _ = parse_moment(text, "--at")
-    if event is not None and event > newest.event:
-        raise UsageError(f"--at {text}: the newest captured event is {newest.event}", hint="run a capture first")
+    wanted = parse_moment(text, "--at", dump=True)
+    if not wanted.not_after(newest.position, newest.event, wanted.time or 0):
+        raise UsageError(
+            f"--at {text}: the newest captured event is {newest.event}, at position {newest.position}",
+            hint="run a capture first",
+        )
     try:
         return resolve_until(log, text)
     except UsageError:

@@ -38,8 +38,9 @@ from replicator.replay.apply.planning import LoadSettings, describe, plan_load
 from replicator.replay.placement import relative
 from replicator.replay.plan import Plan
 from replicator.replay.replica import RESTORING, SOURCE
-from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, moment, moment_text, names_in
+from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, names_in
 from replicator.replay.restore.available import chosen as chosen_partitions
+from replicator.replay.restore.recovery_points import CoveredStates, covered, moment, moment_text, never_read
 from replicator.replay.target import database_location, default_warehouse
 
 OUTSIDE = "external-data"  # in the new database's directory; table names have no hyphen
@@ -49,8 +50,9 @@ OUTSIDE = "external-data"  # in the new database's directory; table names have n
 class RestoreSettings:
     """The selection and the destination of a restore.
 
-    db, tables: the selection (no tables: all of the database). partitions: only these, of the one table. to: the event
-    id or time. into: the database to create (None: `<db>_restored_<event>`). warehouse, cmroot: the target's own, as
+    db, tables: the selection (no tables: all of the database). partitions: only these, of the one table. to: the
+    position, event id or time. into: the database to create (None: `<db>_restored_<event>`, with the position if that
+    was given). warehouse, cmroot: the target's own, as
     for a load. force: write into an existing database, also the live one; its content in the restored scope is replaced
     and moved to the target's $cmroot. allow_missing: restore without the files that exist nowhere. scratch: a directory
     for the temporary dump, which executors must be able to read (None: the system's). formats: "as-they-are" also
@@ -71,7 +73,9 @@ class RestoreSettings:
 
 @dataclass
 class RestorePlan(Report):
-    """The effects that a restore would have. `event`, `position`, `time`: the recovery point; `files`, `bytes`: of the
+    """The effects that a restore would have. `event`, `position`, `time`: the recovery point; `states`: how many states
+    of the restored objects the requested event or time covers, of which the last is restored, and `states_from`: the
+    position of the first; `files`, `bytes`: of the
     state; files_from_...: their sources; `missing`: the first of `files_missing` files that exist nowhere. Of an
     existing database, `replaced`: tables that the state has, too; `dropped`: those that it does not have."""
 
@@ -100,13 +104,16 @@ class RestorePlan(Report):
     locations: dict[str, str]
     warnings: list[str]
     partitions: list[str] = field(default_factory=list)
+    states: int = 1
+    states_from: int = 0
 
 
 @dataclass(frozen=True)
 class DecidedRestore:
     """A planned restore: the state of `db` as a dump, its destination, and the available bytes. `existing`: the
     target's database (None: to be created); `key`: identifies the restore, so that a killed one recognises its own
-    database; `load`: the planned effects of the load; `warnings`: for the operator, before the restore."""
+    database; `load`: the planned effects of the load; `warnings`: for the operator, before the restore; `covered`: the
+    states that were requested; `unread`: objects whose files no capture read."""
 
     db: str
     point: Point
@@ -121,6 +128,8 @@ class DecidedRestore:
     available: Available
     load: dict[str, Any]
     warnings: list[str]
+    covered: CoveredStates
+    unread: list[NotReplicated]
 
     @property
     def dropped(self) -> list[str]:
@@ -153,9 +162,11 @@ class DecidedRestore:
             missing=there.named,
             replaced=sorted({*self.load["drop_tables"]} - {*self.dropped}),
             dropped=self.dropped,
-            not_replicated=[NotReplicated(**each) for each in self.load["not_replicated"]],
+            not_replicated=[*(NotReplicated(**each) for each in self.load["not_replicated"]), *self.unread],
             locations=self.load["locations"],
             warnings=self.warnings,
+            states=self.covered.number,
+            states_from=self.covered.first,
         )
 
 
@@ -179,7 +190,7 @@ def planned(
     Refused for a database that exists (unless forced)."""
     log = segments(root.place)
     point = moment(log, options.db, options.to)
-    into = (options.into or f"{options.db}_restored_{point.event}").lower()
+    into = (options.into or _name(options, point)).lower()
     key = _key(root, options, point)
     existing = _existing(target, into, options, key)
     _refuse_half(target, existing, options, key)
@@ -223,7 +234,15 @@ def planned(
             available=_look(reader, root, runtime),
             load=describe(plan, reader),
             warnings=_warnings(existing, key) + _given_up(plan),
+            covered=covered(log, options.db, options.tables, point, options.to),
+            unread=never_read(log, options.db, options.tables, point),
         )
+
+
+def _name(options: RestoreSettings, point: Point) -> str:
+    """Returns the default name of the new database: with the event, and of a requested position with that, too."""
+    position = f"_{point.position}" if options.to.startswith("@") else ""
+    return f"{options.db}_restored_{point.event}{position}"
 
 
 def _key(root: ChangeRoot, options: RestoreSettings, point: Point) -> str:

@@ -36,17 +36,18 @@ from replicator.metastore.client import Metastore
 from replicator.replay.apply.load import load
 from replicator.replay.placement import uri
 from replicator.replay.replica import RESTORING, own_parameters
-from replicator.replay.restore.available import moment_text
 from replicator.replay.restore.kept import events_at, resolve_at
 from replicator.replay.restore.plan import DecidedRestore, RestoreSettings, planned
+from replicator.replay.restore.recovery_points import moment_text
 
 
 @dataclass
 class Restored(CopyCounts):
-    """The result of a restore. `event`, `position`, `time`: the recovery point; `partitions`: the restored ones, if
+    """The result of a restore. `event`, `position`, `time`: the recovery point; `states`, `states_from`: as of a
+    RestorePlan; `partitions`: the restored ones, if
     only some were; `files`, `bytes`: of the state; `dropped`: tables of an existing database that the state did not
     have; `missing`: the first of `files_missing` files that exist nowhere; `not_replicated`: tables that were not
-    restored."""
+    restored, and objects that were restored without files, because no capture read them."""
 
     before: ClassVar[str] = "files_missing"
     db: str
@@ -66,6 +67,8 @@ class Restored(CopyCounts):
     not_replicated: list[NotReplicated] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    states: int = 1
+    states_from: int = 0
     seconds: float = 0.0
 
 
@@ -87,10 +90,10 @@ def carry_out(plan: DecidedRestore, target: Metastore, runtime: Runtime) -> Rest
         event=plan.point.event,
         position=plan.point.position,
         time=moment_text(plan.point),
-        status=INCOMPLETE if missing.files or loaded.not_replicated else "restored",
+        status=INCOMPLETE if missing.files or loaded.not_replicated or plan.unread else "restored",
         tables=plan.tables,
         partitions=plan.partitions,
-        not_replicated=loaded.not_replicated,
+        not_replicated=[*loaded.not_replicated, *plan.unread],
         files=metadata.files,
         bytes=metadata.bytes,
         files_missing=missing.files,
@@ -98,6 +101,8 @@ def carry_out(plan: DecidedRestore, target: Metastore, runtime: Runtime) -> Rest
         missing=plan.available.named,
         dropped=plan.dropped,
         warnings=plan.warnings + loaded.warnings,
+        states=plan.covered.number,
+        states_from=plan.covered.first,
         seconds=round(clocks.monotonic() - began, 3),
     )
     report.count(loaded)

@@ -12,13 +12,12 @@ from typing import Any
 from cmroot.log.captured import segments
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written
+from replicator.captures.dumps.selection import parse_time
 from replicator.commands.cm import cm_slots
 from replicator.commands.status import history
 from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import matching_databases
-from replicator.core.text import absolute_moment
 from replicator.errors import Error, UsageError
-from replicator.lifecycle.housekeeping.run import time_of
 from replicator.policies.checks.check import PolicyChecked, impatient
 from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, roles_of
@@ -40,10 +39,7 @@ def moment(name: str, given: str | None, now: Callable[[], float]) -> float:
     """Converts ISO 8601, "-1d" or "yesterday" to seconds since 1970; 0 for none. Raises UsageError."""
     if not given:
         return 0.0
-    try:
-        return float(time_of(absolute_moment(given, now())))
-    except UsageError as error:
-        raise UsageError(f"{name}: {error.message}", hint="e.g. 2026-03-01T12:00:00Z, -1d, yesterday") from None
+    return float(int(parse_time(given, name, now())))
 
 
 def has_root(place: str) -> bool:
