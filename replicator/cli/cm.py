@@ -20,8 +20,6 @@ from replicator.replay.restore.kept import PinList, Pinned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-AT = "An event id, a time (UTC), or a finished dump"
-
 
 def _root_option(command: F) -> F:
     """`--cmroot`, here or before the subcommand's name."""

@@ -63,10 +63,18 @@ def _kept_lines(listed: KeptList) -> Iterable[str]:
             ("kept", _counted(listed.total)),
             *((f"  {need}", _counted(count)) for need, count in listed.by_need.items()),
             ("shared", shared),
+            ("expiry", _expiry(listed)),
             ("damaged", listed.damaged_pins),
             ("captures", shortened(listed.databases) if listed.databases else "unknown until the next capture"),
         ]
     )
+
+
+def _expiry(listed: KeptList) -> str:
+    if listed.retention_seconds is None:
+        return "no job of the configuration expires this root: files that nothing needs stay"
+    stay = duration_text(listed.retention_seconds)
+    return f"files that nothing else needs stay for {stay} after the source dropped them (job {listed.retention_job})"
 
 
 def _counted(count: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -62,12 +63,18 @@ def _write_json(shown: Shown) -> None:
 def _lines(shown: Shown) -> Iterator[str]:
     yield from aligned(_header(shown.header))
     yield ""
-    for record in shown.records():
+    for record, restore in shown.rows():
         obj, detail = describe_change(record.change)
+        offered = f"  restore: {shlex.join(restore[2:])}" if restore else ""
         kind = record.change.__struct_config__.tag
         seen = "observed" if record.observed else ""
         place = f"{record.position:>8}  {record.event:>8}  {time_text(record.time)}  {seen:<8}"
-        yield f"{place}  {kind:<15}  {obj}  {detail}".rstrip()
+        yield f"{place}  {kind:<15}  {obj}  {detail}".rstrip() + offered
+    if shown.header["what"] == "log" and shown.header["records"]:
+        root = shlex.quote(str(shown.header["place"]))
+        chosen = "the arguments of a row" if shown.restores else "--db DB --to @POSITION"
+        yield ""
+        yield f"restore a state: replicator restore --cmroot {root} --target METASTORE, and {chosen}"
     if shown.files:
         yield ""
         for entry in shown.entries():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Annotated, ClassVar
@@ -11,8 +12,11 @@ from cmroot.store.place import as_written
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.options import DryRun, LeaseWait, LogPosition, Moment, OverwriteFile, Root, RowLimit, arg, opt
+from replicator.core.config import Config
+from replicator.core.service_config import option_of
+from replicator.core.text import parse_duration
 from replicator.replay.restore import kept
-from replicator.replay.restore.kept import LIMIT, KeptList, PinList, Pinned, list_kept
+from replicator.replay.restore.kept import LIMIT, KeptList, PinList, Pinned, Retention, list_kept
 from replicator.replay.restore.restore import FoundList, PutBack, find_files, put_back
 from replicator.replay.restore.upkeep import (
     IDLE,
@@ -39,7 +43,8 @@ class CmLsOptions(OfPolicy):
     needed_by: Annotated[
         str,
         opt(
-            "Only files kept for this reason: live, slot NAME, hold NAME, dump ID, or nobody; a prefix is enough.",
+            "Only files kept for this reason: live, slot NAME, hold NAME, dump ID, retention (the configured expiry "
+            "keeps them for their age) or nothing (an expiry deletes them); a prefix is enough.",
             metavar="WHO",
         ),
     ] = ""
@@ -55,7 +60,24 @@ def cm_ls(options: CmLsOptions) -> KeptList:
     Raises Superseded when the log was compacted meanwhile, FormatError when it is damaged or there is no root."""
     root = open_existing(options.cmroot)
     with options.engines() as engine:
-        return list_kept(root, engine, table=options.table, need=options.needed_by, limit=options.limit)
+        expiry = configured_expiry(options.settings, root.place)
+        return list_kept(
+            root, engine, table=options.table, need=options.needed_by, limit=options.limit, retention=expiry
+        )
+
+
+def configured_expiry(config: Config, root: str) -> Retention | None:
+    """Returns the shortest retention of the jobs of a configuration that expire a root; None: no job does."""
+    found = []
+    for name, job in config.service.jobs.items():
+        if job.command[:2] != ("cm", "expire") or "--dry-run" in job.command:
+            continue
+        policy = config.policies.get(next(iter(job.command[2:]), ""))
+        place = option_of(job.command, "--cmroot") or (policy.cmroot if policy else config.defaults.cmroot)
+        if place and str(as_written(place)) == root:
+            with suppress(ValueError):  # an invalid one fails when the job runs
+                found.append(Retention(name, parse_duration(option_of(job.command, "--older-than"))))
+    return min(found, key=lambda each: each.period, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,18 @@ cmroot = {_quoted(cmroot)}
 target_cmroot = {_quoted(target_cmroot)}
 dumps = {_quoted(dumps)}
 schedule = "5m"
+# Of loaded dumps and of the history of runs. Removed and replaced files have another retention: --older-than, below.
 retention = "7d"
+
+# How long files that the source dropped or replaced can be restored, and those that loads replaced on the target.
+# `replicator serve` runs these jobs.
+[service.jobs.{_quoted(f"{options.policy}-expire-source")}]
+command = {_quoted(["cm", "expire", "--cmroot", cmroot, "--older-than", "7d"])}
+every = "1d"
+
+[service.jobs.{_quoted(f"{options.policy}-expire-target")}]
+command = {_quoted(["cm", "expire", "--cmroot", target_cmroot, "--older-than", "7d"])}
+every = "1d"
 """
 
 

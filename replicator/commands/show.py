@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+from cmroot.log.captured import segments
 from replicator.captures.dumps.selection import LogMoment, parse_moment
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed, open_shown
+from replicator.captures.events.record import ChangeRecord
 from replicator.commands.base import Options, verb
 from replicator.commands.options import KeyFile, Moment, arg, opt
 from replicator.errors import UsageError
+from replicator.replay.restore.recovery_points import RowState, RowStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,29 @@ def show(options: ShowOptions) -> Shown:
         return shown
     table = None if options.table is None else _table(options.table)
     since, until = _moment(options.since, "--since"), _moment(options.until, "--until")
-    return narrowed(shown, Narrowing(table, since, until))
+    narrowing = Narrowing(table, since, until)
+    found = narrowed(shown, narrowing)
+    if table is None or shown.header["what"] != "log":
+        return found
+    return replace(found, restores=lambda: _restores(shown, narrowing, table))
+
+
+def _restores(shown: Shown, narrowing: Narrowing, table: tuple[str, str]) -> Iterator[tuple[ChangeRecord, list[str]]]:
+    """Yields the selected records of a table, each with the arguments of `restore` for its state."""
+    root = str(shown.header["place"])
+    whole = narrowing.with_former(shown.records())
+    states = RowStates(segments(root), table)
+    for record, state in states.of(filter(whole.concerns, shown.records())):
+        if narrowing.is_within(record):
+            yield record, ["--cmroot", root, *state.arguments] if state else []
+
+
+def states_at(root: str, table: str, positions: Iterable[int]) -> dict[int, RowState]:
+    """Returns the restorable states of a table at some positions of a root's log, as `RowStates.at`."""
+    shown, name = open_shown(root), _table(table)
+    whole = Narrowing(name).with_former(shown.records())
+    states = RowStates(segments(root), name)
+    return states.at(filter(whole.concerns, shown.records()), positions)
 
 
 def _table(text: str) -> tuple[str, str]:

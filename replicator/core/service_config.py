@@ -320,3 +320,13 @@ def _check_kafka(key: str, kafka: KafkaConfig) -> None:
         if any(each in name for each in _SECRET) and not is_reference(value):
             hint = 'write "file:/path", "env:NAME" or "command:program argument"'
             raise ConfigError(f"{key}.settings.{name}: is not a reference to a secret", hint=hint)
+
+
+def option_of(command: tuple[str, ...], option: str) -> str:
+    """Returns the value of an option in a command line; "" if it has none."""
+    for index, word in enumerate(command):
+        if word == option:
+            return command[index + 1] if index + 1 < len(command) else ""
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return ""

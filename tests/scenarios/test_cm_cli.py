@@ -6,7 +6,7 @@ import json
 import stat
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,37 @@ def test_each_entry_tells_its_keeper_its_origin_its_event_and_who_needs_it(
     assert fixture.done("ls", "--table", f"{fixture.name}.t", "--limit", "0")["total"]["entries"] == 3
 
 
+def test_a_dropped_file_says_how_long_it_stays(
+    fixture: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixture.source.table("t", {"f": "some rows"})
+    fixture.captured()
+    fixture.source.drop("t")
+    fixture.captured()
+    (entry,) = fixture.done("ls")["entries"]
+    assert (entry["needed_by"], entry["until"]) == ("nothing", "an expiry; no job is configured for this root")
+    assert "no job of the configuration expires this root" in people(capsys, fixture, "ls")
+
+    def listed(older_than: str, *more: str) -> dict[str, Any]:
+        command_line = json.dumps(["cm", "expire", "--cmroot", str(fixture.cmroot), "--older-than", older_than, *more])
+        rest = '[service.jobs.rehearse]\ncommand = ["cm", "expire", "--older-than", "1s", "--dry-run"]\nevery = "1d"\n'
+        (tmp_path / "r.toml").write_text(f'{rest}[service.jobs.tidy]\ncommand = {command_line}\nevery = "1d"\n')
+        answer = command("--config", str(tmp_path / "r.toml"), "cm", "ls", "--cmroot", str(fixture.cmroot))
+        assert answer.code == 0, answer
+        return answer.output
+
+    found = listed("7d")
+    (entry,) = found["entries"]
+    ends = datetime.fromisoformat(entry["until"].partition(",")[0]).timestamp()
+    assert entry["needed_by"] == "retention" and "by the expiry of job tidy" in entry["until"]
+    assert ends >= entry["released_time"] + 7 * 86_400
+    assert (found["retention_job"], found["retention_seconds"]) == ("tidy", 7 * 86_400)
+    assert found["by_need"] == {"retention": {"entries": 1, "bytes": 9}}
+    (entry,) = listed("0s")["entries"]
+    assert (entry["needed_by"], entry["until"]) == ("nothing", "the next run of job tidy")
+    assert [each["size"] for each in fixture.done("ls", "--needed-by", "nobody")["entries"]] == [9]  # as it was called
+
+
 def test_what_a_load_replaced_is_listed_as_recycled(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
@@ -116,7 +147,7 @@ def test_what_a_load_replaced_is_listed_as_recycled(
     fixture.catch_up()
     answer = command("cm", "ls", "--cmroot", str(fixture.target_cmroot))
     (entry,) = answer.output["entries"]
-    assert (entry["keeper"], entry["origin"], entry["needed_by"]) == ("recycle", None, "nobody")
+    assert (entry["keeper"], entry["origin"], entry["needed_by"]) == ("recycle", None, "nothing")
     assert command("cm", "check", "--cmroot", str(fixture.target_cmroot)).output["status"] == "sound"
 
 
@@ -411,7 +442,7 @@ def test_listing_and_checking_run_on_spark_and_from_python(fixture: Kept) -> Non
     with engines("spark", "local[2]") as spark:
         listed = replicator.cm_ls(cmroot=root, engine=spark)
         checked = replicator.cm_check(cmroot=root, engine=spark)
-    assert {need: count["entries"] for need, count in listed.by_need.items()} == {"live": 1, "nobody": 1}
+    assert {need: count["entries"] for need, count in listed.by_need.items()} == {"live": 1, "nothing": 1}
     assert listed.entries == fixture.done("ls", "--engine", "local")["entries"]
     assert (checked.status, checked.entries, checked.bytes_read) == ("sound", 2, 5)
     assert replicator.cm_expire(cmroot=root, older_than=timedelta(0)).removed_entries == 1

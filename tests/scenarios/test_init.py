@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from waiting import CEILING
 
 import replicator
 from replicator.cli.main import run
+from replicator.commands.cm import configured_expiry
 from replicator.core.config import read_config
 from replicator.errors import ConfigError, MetastoreUnreachable, Refused
 from replicator.metastore.embedded.running import Running
+from replicator.service.jobs import jobs_of
 
 PROGRAM = [sys.executable, "-m", "replicator.cli.main"]
 
@@ -34,6 +37,13 @@ def test_the_file_is_a_policy_that_check_finds_well(
     policy = read_config(file).policy("main")
     assert (policy.source, policy.target) == (source_metastore.uri, target_metastore.uri)
     assert policy.databases == ("default",) and policy.cmroot != policy.target_cmroot
+    config = read_config(file)
+    jobs = jobs_of(config.service, config.policies)
+    for side, root in (("source", policy.cmroot), ("target", policy.target_cmroot)):  # the service expires both roots
+        assert jobs[f"main-expire-{side}"].arguments[:4] == ("cm", "expire", "--cmroot", root)
+        expiry = configured_expiry(config, root)
+        assert expiry and (expiry.job, expiry.period) == (f"main-expire-{side}", timedelta(days=7))
+    assert "Of loaded dumps and of the history of runs" in file.read_text()
 
     before = file.read_bytes()
     assert run(["init", *sides, "--file", str(file), "--json"]) == 6

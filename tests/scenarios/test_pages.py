@@ -355,6 +355,15 @@ def test_a_tables_life_is_on_one_line(world: World) -> None:
     assert "of this kind and time" in web.get(f"{world.url}/tables/{world.shop}.days?since=2999-01-01").text
 
 
+def test_a_root_that_no_job_expires_says_so(world: World) -> None:
+    page = web.get(f"{world.url}/cmroot/expiry?root={quote(world.root, safe='')}").text
+    assert "No job expires this root" in page and "is given or configured" not in page
+    page = web.get(f"{world.url}/cmroot/expiry?root={quote(world.root, safe='')}&older_than=0s").text
+    assert "the next expiry removes" in page
+    usage = web.get(f"{world.url}/cmroot/usage?root={quote(world.root, safe='')}").text
+    assert "nobody" not in usage
+
+
 def test_what_leaves_says_why_how_much_and_what_is_not_known(world: World) -> None:
     page = web.get(f"{world.url}/removals?format=json").json()
     leaving = {(each["job"], each["object"]): each for _, some in page["days"] for each in some}

@@ -10,21 +10,28 @@ import pytest
 
 from cmroot.log.captured import SegmentWriter, compact, segments
 from cmroot.root import create_or_open
+from replicator.captures.dumps.selection import parse_time, resolve_since, resolve_until
+from replicator.captures.dumps.shown import Narrowing, open_shown
 from replicator.captures.events.record import (
+    AddPartitions,
     AlterTable,
     Change,
+    ChangeFiles,
     ChangeRecord,
     CreateDatabase,
     CreateTable,
+    DropDatabase,
+    DropPartitions,
     DropTable,
     EventsLost,
     encode,
 )
 from replicator.commands.show import show
-from replicator.core.model import Database, Table
+from replicator.core.model import Column, Database, Partition, Storage, Table
 from replicator.core.text import absolute_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
-from replicator.replay.restore.recovery_points import moment, retained
+from replicator.replay.restore.available import never_read
+from replicator.replay.restore.recovery_points import CoveredStates, RowStates, covered, moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
 
@@ -201,3 +208,169 @@ def test_merged_segments_tell_the_same_moments(log: Log) -> None:
     compact(log.root)
     assert len(segments(log.root)) == 1
     assert answers() == before
+
+
+# ---- positions, states of rows, and what no capture read -------------------------------------------------------------
+
+
+def table(name: str, **more: Any) -> Table:
+    return Table(db="d", name=name, storage=Storage(location=f"file:/w/d/{name}"), **more)
+
+
+def made(name: str, **more: Any) -> CreateTable:
+    return CreateTable(table=table(name, **more))
+
+
+def added(name: str, *values: str) -> AddPartitions:
+    partitions = tuple(
+        Partition(values=(each,), storage=Storage(location=f"file:/w/d/{name}/p={each}")) for each in values
+    )
+    return AddPartitions(db="d", table=name, keys=("p",), partitions=partitions)
+
+
+def renamed(old: str, new: str) -> AlterTable:
+    return AlterTable(db="d", name=old, table=table(new))
+
+
+def test_a_position_means_one_state_and_an_event_several(log: Log) -> None:
+    first = log.capture(*begin(10, 1000), event=10, time=1000)
+    files = ChangeFiles(db="d", table="t")
+    log.capture(step(10, 1010, files, True), step(10, 1010, ChangeFiles(db="d", table="u"), True), event=10, time=1010)
+    last = log.capture(step(10, 1020, files, True), step(11, 1021), event=11, time=1021)
+    there = segments(log.root)
+    assert [log.at(f"@{position}") for position in range(first, last + 1)] == list(range(first, last + 1))
+    point = moment(there, "d", "10")
+    assert covered(there, "d", (), point, "10") == CoveredStates("event", 4, first)
+    assert covered(there, "d", ("t",), point, "10") == CoveredStates("event", 3, first)
+    time = "1970-01-01T00:16:55Z"  # 1015
+    assert covered(there, "d", (), moment(there, "d", time), time) == CoveredStates("time", 2, first + 1)
+    assert covered(there, "d", (), moment(there, "d", "@3"), "@3") == CoveredStates("position", 1, 3)
+    for wrong, said in (("@1", "captured since event 10"), (f"@{last + 1}", "nothing is captured after")):
+        with pytest.raises(UsageError, match=said):
+            log.at(wrong)
+    assert resolve_until(there, "@4").position == resolve_since(there, "@4", "id").position == 4
+    for resolve in (lambda: resolve_until(there, "@99"), lambda: resolve_since(there, "@99", "id")):
+        with pytest.raises(UsageError, match=f"ends at position {last}"):
+            resolve()
+    with pytest.raises(UsageError, match="begins later"):
+        resolve_until(there, "@0")
+
+
+def test_no_position_inside_of_a_gap_is_a_state(log: Log) -> None:
+    before = log.capture(*begin(10, 1000), event=13, time=1020)
+    lost = EventsLost(after=13, next=20, repaired=True)
+    after = log.capture(step(19, 1100, lost), step(20, 1030), step(21, 1101, observed=True), event=21, time=1102)
+    assert log.at(f"@{before}") == before and log.at(f"@{after}") == after
+    for position in range(before + 1, after):
+        with pytest.raises(MomentLost):
+            log.at(f"@{position}")
+    kept = retained(segments(log.root), "d")
+    assert (kept.first(before + 1, after), kept.last(before, after - 1)) == (after, before)
+    assert kept.first(before + 1, after - 1) is kept.last(before + 1, after - 1) is None
+
+
+def states(log: Log, name: str = "t") -> list[tuple[str, str, int] | None]:
+    """The state of each row of a table: the kind of its change is dropped from the log's own."""
+    there = segments(log.root)
+    narrowing = Narrowing(("d", name)).with_former(open_shown(log.root).records())
+    rows = RowStates(there, ("d", name)).of(filter(narrowing.concerns, open_shown(log.root).records()))
+    return [(state.db, state.table, state.position) if state else None for _, state in rows]
+
+
+def test_each_row_of_a_table_has_the_state_after_it_and_a_drop_the_one_before(log: Log) -> None:
+    walked = log.capture(*begin(10, 1000), step(10, 1000, made("x"), True), event=10, time=1000)
+    log.capture(
+        step(11, 1010, ChangeFiles(db="d", table="t"), True),
+        step(12, 1011, DropTable(db="d", name="t")),
+        step(13, 1012, made("s")),
+        step(14, 1013, renamed("s", "t")),
+        step(15, 1014, DropDatabase(db="d")),
+        step(16, 1015, CreateDatabase(database=Database(name="d"))),
+        step(17, 1016, made("t", partition_keys=(Column("p", "string"),))),
+        step(18, 1017, added("t", "a")),
+        step(19, 1018, DropPartitions(db="d", table="t", names=("p=a",))),
+        step(20, 1019, renamed("t", "u")),
+        step(21, 1020, DropTable(db="d", name="u")),
+        event=21,
+        time=1030,
+    )
+    at = walked
+    assert states(log) == [
+        None,  # the database, without the table
+        ("d", "t", at),  # walked: complete at the end of the walk
+        ("d", "t", at + 1),
+        ("d", "t", at + 1),  # its drop
+        ("d", "s", at + 3),
+        ("d", "t", at + 4),
+        ("d", "t", at + 4),  # the drop of its database
+        None,
+        ("d", "t", at + 7),
+        ("d", "t", at + 8),
+        ("d", "t", at + 8),  # the drop of its partition
+        ("d", "u", at + 10),
+    ]
+    window = retained(segments(log.root), "d")
+    assert [window.has(position) for position in (1, at, at + 4, at + 5, at + 6)] == [False, True, True, False, True]
+
+
+def test_a_row_that_later_rows_of_the_first_walk_change_has_no_state(log: Log) -> None:
+    parts = made("t", partition_keys=(Column("p", "string"),))
+    walk: list[Change] = [CreateDatabase(database=Database(name="d")), parts, added("t", "a"), made("x")]
+    end = log.capture(*(step(10, 1000, change, True) for change in walk), event=10, time=1000)
+    assert states(log) == [None, None, ("d", "t", end)]
+
+
+def unread(log: Log, position: int, *tables: str) -> list[str]:
+    there = segments(log.root)
+    return [each.name for each in never_read(there, "d", tables, moment(there, "d", f"@{position}"))]
+
+
+def test_what_was_created_and_dropped_between_two_captures_is_named(log: Log) -> None:
+    at = log.capture(*begin(10, 1000), event=10, time=1000)
+    parted = made("p", partition_keys=(Column("p", "string"),))
+    steps = [
+        made("short"),
+        made("long"),
+        made("view", kind="VIRTUAL_VIEW"),
+        parted,
+        added("p", "a", "b"),
+        added("t", "c"),
+        renamed("short", "shorter"),  # at + 7
+        DropPartitions(db="d", table="p", names=("p=a",)),
+        made("short"),
+        DropTable(db="d", name="shorter"),
+        DropTable(db="d", name="view"),
+        DropTable(db="d", name="p"),
+        made("again"),
+        DropTable(db="d", name="again"),
+        made("again"),
+    ]
+    end = log.capture(*(step(11 + number, 1010, change) for number, change in enumerate(steps)), event=30, time=1030)
+    assert unread(log, at) == unread(log, end) == []
+    assert unread(log, at + 1) == ["d.short"] and unread(log, at + 2) == ["d.short"]
+    assert unread(log, at + 6) == ["d.p/p=a", "d.p/p=b", "d.short"]
+    assert unread(log, at + 7) == ["d.p/p=a", "d.p/p=b", "d.shorter"]
+    assert unread(log, at + 7, "t") == [] and unread(log, at + 7, "shorter") == ["d.shorter"]
+    assert unread(log, at + 8) == unread(log, at + 9) == ["d.p/p=b", "d.shorter"]
+    assert unread(log, at + 10) == ["d.p/p=b"]
+    assert unread(log, at + 12) == [] and unread(log, at + 13) == ["d.again"] and unread(log, at + 14) == []
+    log.capture(step(31, 1040, DropTable(db="d", name="long")), event=31, time=1040)
+    assert unread(log, end) == []  # a capture read it
+
+
+def test_many_partitions_that_no_capture_read_are_counted(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replicator.replay.restore.available._BATCH", 7)
+    monkeypatch.setattr("replicator.replay.restore.available.NAMED", 3)
+    at = log.capture(*begin(10, 1000), event=10, time=1000)
+    values = [f"v{number:02}" for number in range(20)]
+    steps = [added("t", *values), DropPartitions(db="d", table="t", names=tuple(f"p={each}" for each in values))]
+    log.capture(*(step(11, 1010, change) for change in steps), event=12, time=1030)
+    there = segments(log.root)
+    named = never_read(there, "d", (), moment(there, "d", f"@{at + 1}"))
+    assert len(named) == 4 and "17 more" in named[0].reason
+
+
+@pytest.mark.parametrize("text", ["@7", "4711", "20260301", "soon", "", "-x", "2026-13-01"])
+def test_what_must_be_a_time_is_no_position_and_no_event(text: str) -> None:
+    with pytest.raises(UsageError, match="--since"):
+        parse_time(text, "--since")

@@ -243,7 +243,9 @@ def parse_time(text: str, option: str, now: float | None = None) -> float:
         raise UsageError(f"{option} {text!r} is {kind}, not a time", hint=hint)
     try:
         return seconds(absolute_moment(text, clocks.time() if now is None else now))
-    except (ValueError, OverflowError, UsageError):
+    except UsageError as error:
+        raise UsageError(f"{option} {error.message}", hint=error.hint) from None
+    except (ValueError, OverflowError):
         raise UsageError(f"{option} {text!r} is not a time", hint=hint) from None
 
 

@@ -25,12 +25,19 @@ from replicator.errors import FormatError
 @dataclass(frozen=True)
 class Shown(Report):
     """The content to display. `header`: the metadata of the dump or log; `records` and `entries` (of files) read them
-    again, one by one, on each call. `files`: True if `to_dict` includes the entries."""
+    again, one by one, on each call. `files`: True if `to_dict` includes the entries. `restores`: the records, each with
+    the arguments of `replicator restore` for its state; None: not known."""
 
     header: dict[str, Any]
     records: Callable[[], Iterator[ChangeRecord]]
     entries: Callable[[], Iterator[Mapping[str, Any]]]
     files: bool = False
+    restores: Callable[[], Iterator[tuple[ChangeRecord, list[str]]]] | None = None
+
+    def rows(self) -> Iterator[tuple[ChangeRecord, list[str]]]:
+        """Yields the records, each with the arguments of `replicator restore` for its state; [] if it cannot be
+        restored, or is not known."""
+        return self.restores() if self.restores else ((record, []) for record in self.records())
 
     def head(self) -> dict[str, Any]:
         """Returns the JSON object without its lists."""
@@ -40,7 +47,7 @@ class Shown(Report):
 
     def lists(self) -> dict[str, Iterable[Any]]:
         """Returns the lists of the JSON object, which may not fit into memory."""
-        lists: dict[str, Iterable[Any]] = {"records": map(msgspec.to_builtins, self.records())}
+        lists: dict[str, Iterable[Any]] = {"records": (_object(*row) for row in self.rows())}
         return lists | ({"files": self.entries()} if self.files else {})
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,11 +93,17 @@ class Narrowing:
         before = (name for name, until in self.former if record.position <= until)
         return not {self.table, *before}.isdisjoint(record.change.tables)
 
+    def concerns(self, record: ChangeRecord) -> bool:
+        """Returns True if a record is about the table, or all of its database."""
+        whole = self.table is not None and record.change.object == self.table[0]
+        return self.table is None or whole or self._names(record)
+
     def has(self, record: ChangeRecord) -> bool:
-        change, at = record.change, (record.position, record.event, record.time)
-        whole = self.table is not None and change.object == self.table[0]
-        if self.table is not None and not whole and not self._names(record):
-            return False
+        return self.concerns(record) and self.is_within(record)
+
+    def is_within(self, record: ChangeRecord) -> bool:
+        """Returns True if a record is within the requested time."""
+        at = (record.position, record.event, record.time)
         late = self.since is None or self.since.not_after(*at)
         return late and (self.until is None or self.until.not_before(*at))
 
@@ -106,6 +119,11 @@ def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
         return (each for each in shown.entries() if each["position"] in positions)
 
     return replace(shown, records=records, entries=entries)
+
+
+def _object(record: ChangeRecord, restore: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    return found | ({"restore": restore} if restore else {})
 
 
 COLUMNS = ("position", "event", "time", "observed", "kind", "object", "change")

@@ -9,24 +9,31 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
 from cmroot.keep.content import locate
 from cmroot.keep.versions import version_size
+from cmroot.log.captured import ADD, Segment
 from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, file_state, list_tree
 from cmroot.store.place import Place, is_local, join
-from replicator.captures.dumps.layout import DumpReader
+from replicator.captures.apply import Rename, followed
+from replicator.captures.dumps.layout import DumpReader, Point
+from replicator.captures.events.record import Change, ChangeRecord, decode_line
 from replicator.captures.events.scope import matches_name
-from replicator.core.model import partition_spec
+from replicator.core.model import Table, partition_spec
+from replicator.core.not_replicated import NotReplicated
 from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import FormatError, UsageError
+from replicator.replay.restore.recovery_points import captures_of
 
 SHOWN = 1000  # missing files that are named; more are only counted
 
@@ -208,3 +215,139 @@ def names_in(reader: DumpReader) -> list[str]:
 def absent(texts: Iterable[str], names: Sequence[str]) -> list[str]:
     """Returns those that match none of the names."""
     return [text for text in texts if not any(matches_name(chosen([text]), name) for name in names)]
+
+
+# ---- files that no capture read --------------------------------------------------------------------------------------
+# An object that is created and dropped between two captures is known from its events, and its files only if an event or
+# the gateway named them. Names are held in batches: a range of the log may have any number of partitions.
+
+
+NAMED = 1000
+"""Objects that are named; more are only counted."""
+
+_BATCH = 50_000
+_KINDS = (b'"create_', b'"drop_', b'"alter_', b'"add_partitions"')  # as written in a record's JSON
+_Key = tuple[str, str, str]  # database, table, partition or ""
+
+UNREAD = (
+    "it was created and dropped between two captures, so its files were never read: only its definition is restored. "
+    "With the gateway, drops keep such files"
+)
+
+
+def never_read(log: Sequence[Segment], db: str, tables: Sequence[str], point: Point) -> list[NotReplicated]:
+    """Returns the objects of a state whose files no capture read, because they were dropped before the next one. Reads
+    the records of one capture. tables: only these; none: all of the database."""
+    found = [each for each in captures_of(log) if each[1] < point.position < each[2].position]
+    if not found:
+        return []
+    between, named, number = _Between(*found[0], point.position), list[NotReplicated](), 0
+    for db_then, table, partition in between.unread():
+        if db_then == db and (not tables or table in tables):
+            number += 1
+            if number <= NAMED:
+                named.append(NotReplicated(f"{db}.{table}", UNREAD, partition))
+    if number > NAMED:
+        named.append(NotReplicated(db, f"{number - NAMED:,} more tables or partitions: {UNREAD}"))
+    return sorted(named, key=lambda each: each.name)
+
+
+class _Between:
+    """The records of one capture, before and after a position."""
+
+    def __init__(self, segment: Segment, before: int, end: Point, position: int) -> None:
+        self._segment, self._before, self._end, self._position = segment, before, end, position
+        self._renames = [each for record in self._records(before, position) if (each := Rename.of(record))]
+
+    def unread(self) -> Iterator[_Key]:
+        """Yields the objects with data, by their names at the position, that exist there, were created in this capture
+        and dropped in it, and have no file entries."""
+        dropped = self._dropped()
+        while some := dict(islice(dropped, _BATCH)):
+            alive = self._created(some)
+            yield from sorted(alive - self._with_files({each: some[each] for each in alive}))
+
+    def _records(self, after: int, until: int) -> Iterator[ChangeRecord]:
+        for line in self._segment.records(after, until):
+            if any(kind in line for kind in _KINDS):
+                yield decode_line(line, self._segment.place)
+
+    def _dropped(self) -> Iterator[tuple[_Key, _Key]]:
+        """Yields the keys of objects dropped after the position: their names at the position, and when dropped."""
+        renames: list[Rename] = []
+        for record in self._records(self._position, self._end.position):
+            change = record.change
+            if rename := Rename.of(record):
+                renames.append(rename)
+            for name in change.dropped_partitions:
+                key = (*(change.touched or ("", "")), name)
+                if then := _back(key, renames):
+                    yield then, key
+            if change.drops:
+                yield from self._dropped_with(change.drops, renames)
+
+    def _dropped_with(self, dropped: tuple[str, ...], renames: Sequence[Rename]) -> Iterator[tuple[_Key, _Key]]:
+        """Yields the objects created in this capture that end with a dropped database or table."""
+        for created in self._records(self._before, self._position):
+            for key in _created(created.change):
+                then = followed(key, created.position, self._renames)
+                now = followed(then, self._position, renames) if then else None
+                if then and now and now[: len(dropped)] == dropped:
+                    yield then, now
+
+    def _created(self, keys: Iterable[_Key] | dict[_Key, _Key]) -> set[_Key]:
+        """Returns those of the keys that were created in this capture and exist at the position."""
+        wanted, alive = frozenset(keys), set[_Key]()
+        for record in self._records(self._before, self._position):
+            change, at = record.change, record.position
+            for key in _created(change):
+                if (then := followed(key, at, self._renames)) in wanted and then:
+                    alive.add(then)
+            gone = [(*(change.touched or ("", "")), name) for name in change.dropped_partitions]
+            alive -= {then for key in gone if (then := followed(key, at, self._renames))}
+            if change.drops:
+                alive = {key for key in alive if _then(change.drops, at, self._renames) != key[: len(change.drops)]}
+        return alive
+
+    def _with_files(self, keys: dict[_Key, _Key]) -> set[_Key]:
+        """Returns those of the keys that have file entries up to the position. keys: with their names when dropped."""
+        names = {name: key for key, later in keys.items() for name in (key, later)}
+        found = set[_Key]()
+        if not names:
+            return found
+        for batch in self._segment.file_batches(["position", "op", "db", "table", "partition"]):
+            rows = pa.Table.from_batches([batch])
+            at = pc.and_(pc.greater(rows["position"], self._before), pc.less_equal(rows["position"], self._position))
+            rows = rows.filter(pc.and_(at, pc.equal(rows["op"], ADD)))
+            columns = (rows[name].to_pylist() for name in ("db", "table", "partition"))
+            found |= {names[key] for key in zip(*columns, strict=True) if key in names}
+        return found
+
+
+def _created(change: Change) -> Iterator[_Key]:
+    """Yields the objects with data that exist from a change on, and begin without files."""
+    made = change.creates
+    if isinstance(made, Table) and not made.is_partitioned and not made.is_view and made.location:
+        yield made.db, made.name, ""
+    if change.touched:
+        for name in change.added_partitions:
+            yield (*change.touched, name)
+
+
+def _then(name: tuple[str, ...], position: int, renames: Sequence[Rename]) -> tuple[str, ...] | None:
+    """Returns the later name of a database or table."""
+    if len(name) == 1:
+        return name
+    found = followed((name[0], name[1], ""), position, renames)
+    return found[:2] if found else None
+
+
+def _back(key: _Key, renames: Sequence[Rename]) -> _Key | None:
+    """Returns the name that an object had before renames; None if it is another object, which did not exist then."""
+    for rename in reversed(renames):
+        if key[: len(rename.after)] == rename.after:
+            db, table, partition = (*rename.before, *key[len(rename.after) :])
+            key = (db, table, partition)
+        elif key[: len(rename.before)] == rename.before:
+            return None
+    return key

@@ -8,12 +8,14 @@ which contents they exclude from expiry.
 
 from __future__ import annotations
 
+import math
 import time as clocks
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import msgspec
@@ -21,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot import pins
-from cmroot.expire.expire import held_by
+from cmroot.expire.expire import cutoff_position, held_by
 from cmroot.expire.retention import EXPIRED, KEPT, LIVE, UNREFERENCED, UNREFERENCED_YOUNG, VERSION, ends_when, kept
 from cmroot.lease import Lease, acquire, patiently
 from cmroot.log.captured import Segment, segments
@@ -34,7 +36,9 @@ from replicator.captures.dumps.selection import end_of_dump, parse_moment, resol
 from replicator.captures.events.scope import captured_databases
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report, Rows
+from replicator.core.text import time_text
 from replicator.errors import UsageError
+from replicator.replay.restore.recovery_points import events_at
 
 # ---- slots and holds -------------------------------------------------------------------------------------------------
 
@@ -230,48 +234,33 @@ def _still(root: ChangeRoot, at: str | None) -> AbstractContextManager[Lease | N
     return nullcontext() if at is None else patiently(lambda: acquire(root.place, "pin"), PATIENCE)
 
 
-# ---- headers ---------------------------------------------------------------------------------------------------------
-# Events and times of positions in the captured log, for listings: few positions, read from their records.
-
-
-class _Header(msgspec.Struct, frozen=True):
-    position: int
-    event: int
-    time: int
-
-
-def events_at(log: Sequence[Segment], positions: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Returns (event id, time) of the records at some positions; positions not in the log are omitted."""
-    wanted = sorted(positions)
-    decoder = msgspec.json.Decoder(_Header)
-    found = {}
-    for segment in log:
-        here = [each for each in wanted if segment.first <= each <= segment.last]
-        if not here:
-            continue
-        waiting = set(here)
-        for line in segment.records(here[0] - 1, here[-1]):
-            header = decoder.decode(line)
-            if header.position in waiting:
-                found[header.position] = header.event, header.time
-    return found
-
-
 # ---- kept ------------------------------------------------------------------------------------------------------------
 
 
 LIMIT = 1000
 """Entries listed individually; all are counted."""
 
-NOBODY = "nobody"
-"""`needed_by` of an entry that the next expiry may remove."""
+RETENTION, NOTHING = "retention", "nothing"
+"""`needed_by` of an entry that only its age retains, by the configured expiry, and of one that an expiry removes."""
+
+NEITHER = "nobody"
+"""The name of both of them in the filter, as of former releases."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The retention of files that nothing needs: of the job `job` of the configuration."""
+
+    job: str
+    period: timedelta
 
 
 @dataclass
 class KeptList(Rows):
     """Matching entries. `total`: their number and bytes; `by_need`: the same by what requires them; `shared`: those
     that share the source's inode and use no space of their own. `entries`: the largest; see `_entry`. `databases`:
-    those that the root captures; None: unknown until the next capture."""
+    those that the root captures; None: unknown until the next capture. `retention_job`, `retention_seconds`: the
+    configured expiry; None: no job of the configuration expires the root."""
 
     status: str
     root: str
@@ -281,6 +270,8 @@ class KeptList(Rows):
     entries: list[dict[str, Any]]
     damaged_pins: list[str] = field(default_factory=list)
     databases: list[str] | None = None
+    retention_job: str | None = None
+    retention_seconds: float | None = None
     listed: ClassVar[str] = "entries"
     columns: ClassVar[Sequence[str]] = (
         *("checksum", "size", "keeper", "origin", "db", "table", "partition", "version"),
@@ -292,20 +283,31 @@ class KeptList(Rows):
 # Listing
 
 
-def list_kept(root: ChangeRoot, engine: AutoEngine, *, table: str = "", need: str = "", limit: int = LIMIT) -> KeptList:
+def list_kept(
+    root: ChangeRoot,
+    engine: AutoEngine,
+    *,
+    table: str = "",
+    need: str = "",
+    limit: int = LIMIT,
+    retention: Retention | None = None,
+) -> KeptList:
     """Lists all retained entries. table: only entries last recorded in `db.table`. need: only those that are required
-    by this (`live`, `slot NAME`, `hold`, `nobody`; a prefix is enough). Changes nothing, takes no lease.
+    by this (`live`, `slot NAME`, `hold`, `retention`, `nothing`; a prefix is enough). retention: of the configured
+    expiry. Changes nothing, takes no lease.
 
     Raises Superseded if the log was compacted concurrently, FormatError if it is damaged."""
     log, pins = segments(root.place), read_pins(root.place)
     tally: dict[str, list[int]] = {}
     shared, largest = [0, 0], KEPT.empty_table()
+    young = _Young(log, retention, clocks.time()) if retention else None
     for batch in kept(root.place, log, pins, engine.for_work(work(root.place))):
-        rows = _needs(pa.Table.from_batches([batch]))
+        rows = _needs(pa.Table.from_batches([batch]), young)
         if table:
             rows = rows.filter(_of_table(rows, table))
         if need:
-            rows = rows.filter(pc.starts_with(rows["reason"], need))
+            free = pc.is_in(rows["reason"], pa.array([RETENTION, NOTHING]))
+            rows = rows.filter(free if need == NEITHER else pc.starts_with(rows["reason"], need))
         if not rows.num_rows:
             continue
         for row in rows.group_by("reason").aggregate([("size", "count"), ("size", "sum")]).to_pylist():
@@ -324,16 +326,32 @@ def list_kept(root: ChangeRoot, engine: AutoEngine, *, table: str = "", need: st
         [],
         pins.damaged,
         captured_databases(log),
+        retention.job if retention else None,
+        retention.period.total_seconds() if retention else None,
     )
-    described = _RecoveryPoints(log, largest.to_pylist())
+    described = _RecoveryPoints(log, largest.to_pylist(), retention)
     report.entries = [_entry(row, described, root.place) for row in described.rows]
     return report
 
 
-def _needs(rows: pa.Table) -> pa.Table:
-    """Replaces the reasons for which an expiry would remove an entry by `nobody`."""
+class _Young:
+    """The entries that an expiry with a retention would keep for their age, by its rules."""
+
+    def __init__(self, log: Sequence[Segment], retention: Retention, now: float) -> None:
+        limit = now - retention.period.total_seconds()
+        self._position, self._changed_ns = cutoff_position(log, limit, now), int(limit * 1e9)
+
+    def __call__(self, rows: pa.Table) -> Any:
+        released = pc.fill_null(pc.greater(rows["released"], self._position), False)
+        untimed = pc.and_(pc.is_null(rows["changed_ns"]), pc.not_equal(rows["state"], VERSION))
+        return pc.or_(released, pc.fill_null(pc.greater(rows["changed_ns"], self._changed_ns), untimed))
+
+
+def _needs(rows: pa.Table, young: _Young | None) -> pa.Table:
+    """Replaces the reasons for which an expiry would remove an entry by `retention` or `nothing`."""
     free = pc.is_in(rows["reason"], pa.array([EXPIRED, UNREFERENCED, UNREFERENCED_YOUNG]))
-    return rows.set_column(rows.schema.get_field_index("reason"), "reason", pc.if_else(free, NOBODY, rows["reason"]))
+    reason = pc.if_else(young(rows), RETENTION, NOTHING) if young else NOTHING
+    return rows.set_column(rows.schema.get_field_index("reason"), "reason", pc.if_else(free, reason, rows["reason"]))
 
 
 def _of_table(rows: pa.Table, text: str) -> Any:
@@ -373,7 +391,7 @@ def _entry(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) -> 
         "released_event": recovery_points.event(released),
         "released_time": recovery_points.time(released),
         "needed_by": row["reason"],
-        "until": _until(row["reason"], released),
+        "until": _until(row, recovery_points),
         "links": row["links"],
     }
 
@@ -392,22 +410,29 @@ def _keeper(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) ->
     return "link" if is_local(root) and is_local(row["location"]) else "copy"
 
 
-def _until(need: str, released: int | None) -> str:
-    live = "the source drops or replaces it, and no retention covers it"
-    return ends_when(need, released) or (live if need == LIVE else "the next expiry")
+def _until(row: dict[str, Any], recovery_points: _RecoveryPoints) -> str:
+    need, retention = row["reason"], recovery_points.retention
+    if need == LIVE:
+        return "the source drops or replaces it, and no retention covers it"
+    if need == RETENTION and retention:
+        since = max(recovery_points.captured(row["released"]), (row["changed_ns"] or 0) / 1e9)
+        return f"{time_text(math.ceil(since + retention.period.total_seconds()))}, by the expiry of job {retention.job}"
+    expiry = f"the next run of job {retention.job}" if retention else "an expiry; no job is configured for this root"
+    return ends_when(need, row["released"]) or expiry
 
 
 class _RecoveryPoints:
     """Data of the log about positions: the event and time of a record, the keeper of its capture. For few rows."""
 
-    def __init__(self, log: Sequence[Segment], rows: list[dict[str, Any]]) -> None:
-        self.rows = rows
+    def __init__(self, log: Sequence[Segment], rows: list[dict[str, Any]], retention: Retention | None) -> None:
+        self.rows, self.retention = rows, retention
         named = ("since", "released", "position")
         wanted = {row[name] for row in rows for name in named if row.get(name) is not None and row[name] > 0}
         self._records = events_at(log, wanted)
         captures = [capture for segment in log for capture in segment.captures]
         self._lasts = [capture.last for capture in captures]
         self._keepers = [str(capture.about.get("keeper", "")) for capture in captures]
+        self._times = list(accumulate((float(capture.about.get("time", 0)) for capture in captures), max))
 
     def event(self, position: int | None) -> int | None:
         found = self._records.get(position) if position is not None else None
@@ -416,6 +441,11 @@ class _RecoveryPoints:
     def time(self, position: int | None) -> int | None:
         found = self._records.get(position) if position is not None else None
         return found[1] if found else None
+
+    def captured(self, position: int | None) -> float:
+        """Returns when a position was captured, in seconds since 1970; 0 if that part of the log does not exist."""
+        index = bisect_left(self._lasts, position or 0)
+        return self._times[index] if position and index < len(self._times) else 0.0
 
     def keeper(self, position: int | None) -> str:
         index = bisect_left(self._lasts, position or 0)

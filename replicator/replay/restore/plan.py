@@ -38,9 +38,9 @@ from replicator.replay.apply.planning import LoadSettings, describe, plan_load
 from replicator.replay.placement import relative
 from replicator.replay.plan import Plan
 from replicator.replay.replica import RESTORING, SOURCE
-from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, names_in
+from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, names_in, never_read
 from replicator.replay.restore.available import chosen as chosen_partitions
-from replicator.replay.restore.recovery_points import CoveredStates, covered, moment, moment_text, never_read
+from replicator.replay.restore.recovery_points import CoveredStates, covered, moment, moment_text
 from replicator.replay.target import database_location, default_warehouse
 
 OUTSIDE = "external-data"  # in the new database's directory; table names have no hyphen

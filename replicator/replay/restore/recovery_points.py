@@ -1,5 +1,5 @@
 """Recovery points: the states of a database that the captured log can determine; the one that an event id, a time or a
-position selects; the state of each row of a table's history; and objects whose files no capture read.
+position selects; and the state of each row of a table's history.
 
 A capture reads a database table by table while writers continue, and the events at its end make one state of that. So
 a state is exact from the end of the capture that walked the database first; but not between events that were lost and
@@ -12,22 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import msgspec
 
-from cmroot.log.captured import ADD, Segment
-from replicator.captures.apply import Rename, followed
+from cmroot.log.captured import Segment
 from replicator.captures.dumps.layout import Point
 from replicator.captures.dumps.selection import LogMoment, parse_moment, resolve_until
 from replicator.captures.events.facts import Name
 from replicator.captures.events.record import Change, ChangeRecord, decode_line
-from replicator.core.model import Database, Table
-from replicator.core.not_replicated import NotReplicated
+from replicator.core.model import Database
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 
-_TELLING = (b'"events_lost"', b'"create_database"')  # kinds as written in a record's JSON
+_TELLING = (b'"events_lost"', b'"create_database"', b'"drop_database"')  # kinds as written in a record's JSON
 
 
 @dataclass(frozen=True)
@@ -44,17 +41,24 @@ class LogGap:
 
 @dataclass(frozen=True)
 class RecoveryWindow:
-    """The recovery points of one database: from `begin` to `end`, except those inside of `gaps`."""
+    """The recovery points of one database: from `begin` to `end`, except those inside of `gaps`. `absent`: the
+    positions at which it was dropped, each with the position at which it was created again (None: never)."""
 
     db: str
     begin: Point
     end: Point
     gaps: tuple[LogGap, ...] = ()
+    absent: tuple[tuple[int, int | None], ...] = ()
 
     def __str__(self) -> str:
         begin, end = self.begin, self.end
         events = f"event {begin.event} ({moment_text(begin)}) to event {end.event} ({moment_text(end)})"
         return f"{events}, or @{begin.position} to @{end.position}"
+
+    def has(self, position: int) -> bool:
+        """Returns True if the database can be restored to a position."""
+        exists = all(position < dropped or (again and again <= position) for dropped, again in self.absent)
+        return exists and self.first(position, position) == position
 
     def first(self, low: int, high: int) -> int | None:
         """Returns the first recovery point of some positions, both ends included; None if there is none."""
@@ -81,25 +85,34 @@ def moment_text(point: Point) -> str:
 def retained(log: Sequence[Segment], db: str) -> RecoveryWindow:
     """Returns the recovery window of a database in a log. Reads every record's line once. Raises UsageError for an
     empty log, ObjectNotFound for a database that was never captured."""
-    end = resolve_until(log, None)
-    begin: Point | None = None
-    gaps = []
-    known = 0
-    for segment, after, there in _captures(log):
-        for record in _telling(segment, after, there.position):
-            lost, begun = record.change.lost, record.change.creates
-            if lost:
-                gaps.append(LogGap(lost.start - 1, lost.stop, record.position, known, there))
-            if begin is None and isinstance(begun, Database) and begun.name == db:
-                here = Point(record.position, record.event, record.time)
-                begin = there if record.observed else here  # observed: the first record of a walk
-        known = max(known, there.time)
-    if begin is None:
+    found = windows(log).get(db)
+    if found is None:
         raise ObjectNotFound(f"database {db} was never captured", hint="see `replicator show` of the $cmroot's log")
-    return RecoveryWindow(db, begin, end, tuple(gaps))
+    return found
 
 
-def _captures(log: Sequence[Segment]) -> Iterator[tuple[Segment, int, Point]]:
+def windows(log: Sequence[Segment]) -> dict[str, RecoveryWindow]:
+    """Returns the recovery windows of all databases that were captured, as `retained`."""
+    end, known = resolve_until(log, None), 0
+    begins: dict[str, Point] = {}
+    gaps, absent = list[LogGap](), dict[str, list[tuple[int, int | None]]]()
+    for segment, after, there in captures_of(log):
+        for record in _telling(segment, after, there.position):
+            change, at = record.change, record.position
+            if change.lost:
+                gaps.append(LogGap(change.lost.start - 1, change.lost.stop, at, known, there))
+            if isinstance(change.creates, Database):
+                here = Point(at, record.event, record.time)
+                begins.setdefault(change.creates.name, there if record.observed else here)  # observed: begins a walk
+                if spans := absent.get(change.creates.name):
+                    spans[-1] = (spans[-1][0], spans[-1][1] or at)
+            if len(change.drops) == 1:
+                absent.setdefault(change.drops[0], []).append((at, None))
+        known = max(known, there.time)
+    return {db: RecoveryWindow(db, begin, end, tuple(gaps), tuple(absent.get(db, ()))) for db, begin in begins.items()}
+
+
+def captures_of(log: Sequence[Segment]) -> Iterator[tuple[Segment, int, Point]]:
     """Yields the captures of a log: the segment of each, the position before its first record, and its end."""
     for segment in log:
         for each in segment.captures:
@@ -119,7 +132,7 @@ def moment(log: Sequence[Segment], db: str, text: str) -> Point:
 
     Raises UsageError for a moment outside of the retained range, MomentLost inside of a gap."""
     kept, wanted = retained(log, db), parse_moment(text, "--to")
-    latest = max(there.time for _, _, there in _captures(log))
+    latest = max(there.time for _, _, there in captures_of(log))
     if not wanted.not_after(kept.end.position, kept.end.event, latest):
         raise UsageError(
             f"--to {text}: nothing is captured after event {kept.end.event} ({_seconds_text(latest)}), "
@@ -202,7 +215,7 @@ def covered(log: Sequence[Segment], db: str, tables: Sequence[str], point: Point
 def _same(log: Sequence[Segment], point: Point, by: str) -> Iterator[ChangeRecord]:
     """Yields the records with the event id, or the time, of a point, up to it."""
     before: dict[str, int] = {}
-    for segment, after, there in _captures(log):
+    for segment, after, there in captures_of(log):
         least = before.get(by, 0)
         before = {"event": there.event, "time": there.time}
         if after >= point.position or before[by] < getattr(point, by) or least > getattr(point, by):
@@ -225,9 +238,9 @@ class RowState:
     position: int
 
     @property
-    def to(self) -> str:
-        """The recovery point, as `restore --to` takes it."""
-        return f"@{self.position}"
+    def arguments(self) -> list[str]:
+        """The state as arguments of `replicator restore`."""
+        return ["--db", self.db, "--table", self.table, "--to", f"@{self.position}"]
 
 
 class RowStates:
@@ -255,6 +268,20 @@ class RowStates:
                 yield record, self._last(name, since, record.position - 1)
                 waiting = None
             name, since = _after(change, name), record.position
+
+    def at(self, records: Iterable[ChangeRecord], positions: Iterable[int]) -> dict[int, RowState]:
+        """Returns the states of the table at some positions; without those at which it does not exist, or that are not
+        known. records: as for `of`."""
+        waiting, found = sorted(set(positions), reverse=True), dict[int, RowState]()
+        name: Name | None = None
+        for record in chain(records, [None]):
+            while waiting and (record is None or waiting[-1] < record.position):
+                position = waiting.pop()
+                if state := self._first(name, position, position):
+                    found[position] = state
+            if record is not None:
+                name = _after(record.change, name) if _continues(record.change, self._table) else None
+        return found
 
     def _first(self, name: Name | None, low: int, high: int) -> RowState | None:
         window = self._window(name[0]) if name else None
@@ -285,137 +312,28 @@ def _continues(change: Change, table: Name) -> bool:
     return change.rename is None or change.rename[0] != table
 
 
-# ---- files that no capture read --------------------------------------------------------------------------------------
-# An object that is created and dropped between two captures is known from its events, and its files only if an event or
-# the gateway named them. Names are held in batches: a range of the log may have any number of partitions.
+# ---- headers ---------------------------------------------------------------------------------------------------------
+# Events and times of positions in the captured log, for listings: few positions, read from their records.
 
 
-NAMED = 1000
-"""Objects that are named; more are only counted."""
-
-_BATCH = 50_000
-_KINDS = (b'"create_', b'"drop_', b'"alter_', b'"add_partitions"')  # as written in a record's JSON
-_Key = tuple[str, str, str]  # database, table, partition or ""
-
-UNREAD = (
-    "it was created and dropped between two captures, so its files were never read: only its definition is restored. "
-    "With the gateway, drops keep such files"
-)
+class _Header(msgspec.Struct, frozen=True):
+    position: int
+    event: int
+    time: int
 
 
-def never_read(log: Sequence[Segment], db: str, tables: Sequence[str], point: Point) -> list[NotReplicated]:
-    """Returns the objects of a state whose files no capture read, because they were dropped before the next one. Reads
-    the records of one capture. tables: only these; none: all of the database."""
-    found = [each for each in _captures(log) if each[1] < point.position < each[2].position]
-    if not found:
-        return []
-    between, named, number = _Between(*found[0], point.position), list[NotReplicated](), 0
-    for db_then, table, partition in between.unread():
-        if db_then == db and (not tables or table in tables):
-            number += 1
-            if number <= NAMED:
-                named.append(NotReplicated(f"{db}.{table}", UNREAD, partition))
-    if number > NAMED:
-        named.append(NotReplicated(db, f"{number - NAMED:,} more tables or partitions: {UNREAD}"))
-    return sorted(named, key=lambda each: each.name)
-
-
-class _Between:
-    """The records of one capture, before and after a position."""
-
-    def __init__(self, segment: Segment, before: int, end: Point, position: int) -> None:
-        self._segment, self._before, self._end, self._position = segment, before, end, position
-        self._renames = [each for record in self._records(before, position) if (each := Rename.of(record))]
-
-    def unread(self) -> Iterator[_Key]:
-        """Yields the objects with data, by their names at the position, that exist there, were created in this capture
-        and dropped in it, and have no file entries."""
-        dropped = self._dropped()
-        while some := dict(islice(dropped, _BATCH)):
-            alive = self._created(some)
-            yield from sorted(alive - self._with_files({each: some[each] for each in alive}))
-
-    def _records(self, after: int, until: int) -> Iterator[ChangeRecord]:
-        for line in self._segment.records(after, until):
-            if any(kind in line for kind in _KINDS):
-                yield decode_line(line, self._segment.place)
-
-    def _dropped(self) -> Iterator[tuple[_Key, _Key]]:
-        """Yields the keys of objects dropped after the position: their names at the position, and when dropped."""
-        renames: list[Rename] = []
-        for record in self._records(self._position, self._end.position):
-            change = record.change
-            if rename := Rename.of(record):
-                renames.append(rename)
-            for name in change.dropped_partitions:
-                key = (*(change.touched or ("", "")), name)
-                if then := _back(key, renames):
-                    yield then, key
-            if change.drops:
-                yield from self._dropped_with(change.drops, renames)
-
-    def _dropped_with(self, dropped: tuple[str, ...], renames: Sequence[Rename]) -> Iterator[tuple[_Key, _Key]]:
-        """Yields the objects created in this capture that end with a dropped database or table."""
-        for created in self._records(self._before, self._position):
-            for key in _created(created.change):
-                then = followed(key, created.position, self._renames)
-                now = followed(then, self._position, renames) if then else None
-                if then and now and now[: len(dropped)] == dropped:
-                    yield then, now
-
-    def _created(self, keys: Iterable[_Key] | dict[_Key, _Key]) -> set[_Key]:
-        """Returns those of the keys that were created in this capture and exist at the position."""
-        wanted, alive = frozenset(keys), set[_Key]()
-        for record in self._records(self._before, self._position):
-            change, at = record.change, record.position
-            for key in _created(change):
-                if (then := followed(key, at, self._renames)) in wanted and then:
-                    alive.add(then)
-            gone = [(*(change.touched or ("", "")), name) for name in change.dropped_partitions]
-            alive -= {then for key in gone if (then := followed(key, at, self._renames))}
-            if change.drops:
-                alive = {key for key in alive if _then(change.drops, at, self._renames) != key[: len(change.drops)]}
-        return alive
-
-    def _with_files(self, keys: dict[_Key, _Key]) -> set[_Key]:
-        """Returns those of the keys that have file entries up to the position. keys: with their names when dropped."""
-        names = {name: key for key, later in keys.items() for name in (key, later)}
-        found = set[_Key]()
-        if not names:
-            return found
-        for batch in self._segment.file_batches(["position", "op", "db", "table", "partition"]):
-            rows = pa.Table.from_batches([batch])
-            at = pc.and_(pc.greater(rows["position"], self._before), pc.less_equal(rows["position"], self._position))
-            rows = rows.filter(pc.and_(at, pc.equal(rows["op"], ADD)))
-            columns = (rows[name].to_pylist() for name in ("db", "table", "partition"))
-            found |= {names[key] for key in zip(*columns, strict=True) if key in names}
-        return found
-
-
-def _created(change: Change) -> Iterator[_Key]:
-    """Yields the objects with data that exist from a change on, and begin without files."""
-    made = change.creates
-    if isinstance(made, Table) and not made.is_partitioned and not made.is_view and made.location:
-        yield made.db, made.name, ""
-    if change.touched:
-        for name in change.added_partitions:
-            yield (*change.touched, name)
-
-
-def _then(name: tuple[str, ...], position: int, renames: Sequence[Rename]) -> tuple[str, ...] | None:
-    """Returns the later name of a database or table."""
-    if len(name) == 1:
-        return name
-    found = followed((name[0], name[1], ""), position, renames)
-    return found[:2] if found else None
-
-
-def _back(key: _Key, renames: Sequence[Rename]) -> _Key | None:
-    """Returns the name that an object had before renames; None if it is another object, which did not exist then."""
-    for rename in reversed(renames):
-        if key[: len(rename.after)] == rename.after:
-            db, table, partition = (*rename.before, *key[len(rename.after) :])
-            key = (db, table, partition)
-        elif key[: len(rename.before)] == rename.before:
-            return None
-    return key
+def events_at(log: Sequence[Segment], positions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Returns (event id, time) of the records at some positions; positions not in the log are omitted."""
+    wanted = sorted(positions)
+    decoder = msgspec.json.Decoder(_Header)
+    found = {}
+    for segment in log:
+        here = [each for each in wanted if segment.first <= each <= segment.last]
+        if not here:
+            continue
+        waiting = set(here)
+        for line in segment.records(here[0] - 1, here[-1]):
+            header = decoder.decode(line)
+            if header.position in waiting:
+                found[header.position] = header.event, header.time
+    return found

@@ -36,9 +36,9 @@ from replicator.metastore.client import Metastore
 from replicator.replay.apply.load import load
 from replicator.replay.placement import uri
 from replicator.replay.replica import RESTORING, own_parameters
-from replicator.replay.restore.kept import events_at, resolve_at
+from replicator.replay.restore.kept import resolve_at
 from replicator.replay.restore.plan import DecidedRestore, RestoreSettings, planned
-from replicator.replay.restore.recovery_points import moment_text
+from replicator.replay.restore.recovery_points import events_at, moment_text
 
 
 @dataclass

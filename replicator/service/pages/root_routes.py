@@ -16,7 +16,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from replicator.commands.cm import cm_ls, cm_slots
+from replicator.commands.cm import cm_ls, cm_slots, configured_expiry
 from replicator.commands.drill import drill
 from replicator.core.config import Config
 from replicator.errors import Error
@@ -204,9 +204,12 @@ def usage(request: Request, visitor: Visiting, root: str) -> Response:
 def expiry(request: Request, visitor: Visiting, root: str, older_than: Text = "") -> Response:
     """Shows what the next expiry would remove, and what holds back the rest; reads the complete log."""
     _, chosen = chosen_root(request, visitor.identity, root, "")
-    name = chosen.name if chosen else None
-    found = asked(request, visitor.identity, "cmroot/expiry", root=name, older_than=older_than or None)
-    return render(request, "expiry.html", {"root": chosen, "planned": found, "older_than": older_than})
+    configured = configured_expiry(config_of(request), chosen.place) if chosen else None
+    found = Said()
+    if chosen and (older_than or configured):
+        found = asked(request, visitor.identity, "cmroot/expiry", root=chosen.name, older_than=older_than or None)
+    shown = {"root": chosen, "planned": found, "older_than": older_than, "configured": configured}
+    return render(request, "expiry.html", shown)
 
 
 @of_logs.get("/cmroot/find")
@@ -364,9 +367,6 @@ WORDS = {
 }
 """Labels of the kinds of entries."""
 
-RESTORED = frozenset({"record", "dump", "hold"})
-"""Kinds that are recovery points."""
-
 Moment = Annotated[str, Query(max_length=100)]
 
 Kind = Literal["", *KINDS]  # type: ignore[valid-type]  # texts of another module
@@ -399,9 +399,9 @@ def one_table(
         given = {"table": table, "root": chosen.name, "order": "newest", "limit": ROWS, **filters}
         said = asked(request, visitor.identity, "tables/{table}/timeline", **given)
         found = said.found or {"entries": [], "next": None}
-        undo = _restores(config_of(request), chosen, policy, table)
+        command = _restores(config_of(request), chosen, policy)
         entries = [
-            {**each, "restore": [*undo, str(each["event"])] if each["kind"] in RESTORED and each["event"] else []}
+            {**each, "restore": [*command, *map(shlex.quote, each["restore"])] if each["restore"] else []}
             for each in found["entries"]
         ]
         shown = {"entries": entries, "next": found["next"], "said": said}
@@ -410,10 +410,9 @@ def one_table(
     return render(request, "table.html", {**shown, **more, **names})
 
 
-def _restores(config: Config, root: NamedRoot, policy: str, table: str) -> list[str]:
-    """Returns the command that restores a table, without its recovery point."""
+def _restores(config: Config, root: NamedRoot, policy: str) -> list[str]:
+    """Returns the command that restores from a root, without the state."""
     owners = [name for name in root.policies if normal_place(config.policies[name].cmroot) == root.place]
     owner = policy if policy in owners else next(iter(owners), "")
-    about = [owner] if owner else [f"--cmroot={shlex.quote(root.place)}", "--target", "METASTORE"]
-    db, _, name = table.partition(".")
-    return ["replicator restore", *about, "--db", shlex.quote(db), "--table", shlex.quote(name), "--to"]
+    about = [shlex.quote(owner)] if owner else [f"--cmroot={shlex.quote(root.place)}", "--target", "METASTORE"]
+    return ["replicator restore", *about]

@@ -60,8 +60,8 @@ Quantity = Annotated[str, Field(pattern=r"^[0-9][0-9.]{0,19} ?[A-Za-z]{0,3}$")]
 """A duration or a size."""
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]{1,15})?(Z|[+-][0-9]{2}:?[0-9]{2})?"
-Moment = Annotated[str, Field(pattern=rf"^([0-9]{{1,18}}|{_TIME}|-[0-9]{{1,6}}[a-z]{{1,2}}|yesterday)$")]
-"""An event id, a time, or a time back from now; not a dump, which would be a path."""
+Moment = Annotated[str, Field(pattern=rf"^(@?[0-9]{{1,18}}|{_TIME}|-[0-9]{{1,6}}[a-z]{{1,2}}|yesterday)$")]
+"""An event id, `@POSITION`, a time, or a time back from now; not a dump, which would be a path."""
 
 A = TypeVar("A", bound=Ask)
 

@@ -22,6 +22,7 @@ from replicator.commands.options import Between, declared_fields
 from replicator.core.config import Config, nearest
 from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
+from replicator.core.service_config import option_of
 from replicator.core.text import parse_duration
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.api_tokens import Identity
@@ -73,16 +74,6 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
             given = option_of(job.command, f"--{option.replace('_', '-')}")
             if given:
                 yield f"jobs/{name}/{option}", normal_place(given)
-
-
-def option_of(command: tuple[str, ...], option: str) -> str:
-    """Returns the value of an option in a command line; "" if it has none."""
-    for index, word in enumerate(command):
-        if word == option:
-            return command[index + 1] if index + 1 < len(command) else ""
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return ""
 
 
 def normal_place(place: str) -> str:

@@ -4,27 +4,29 @@ checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from cmroot.log.captured import segments
+from cmroot.log.captured import Segment, segments
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written
 from replicator.captures.dumps.selection import parse_time
 from replicator.commands.cm import cm_slots
 from replicator.commands.status import history
 from replicator.core.connections import MetastoreConfig
-from replicator.core.policy import matching_databases
+from replicator.core.policy import Policy, matching_databases
+from replicator.core.service_config import option_of
 from replicator.errors import Error, UsageError
 from replicator.policies.checks.check import PolicyChecked, impatient
 from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, roles_of
-from replicator.replay.restore.kept import PinList, SlotState
+from replicator.replay.restore.kept import SlotState
+from replicator.replay.restore.recovery_points import events_at, windows
 from replicator.service.runs import ServiceRun, answer_of, iso
 from replicator.service.series import LagSample, lag_samples
-from replicator.service.web.endpoint import Asking, normal_place, option_of, roots_of
+from replicator.service.web.endpoint import Asking, normal_place, roots_of
 
 LOOKED_AT = 200
 """Newest runs that are searched for the last verification."""
@@ -235,8 +237,9 @@ def roles(asking: Asking) -> PolicyRoles:
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """A recovery point for `restore --to EVENT`. kind: capture (the end of one), hold or dump; name, reason: of the
-    hold or dump. at: ISO 8601; null: that part of the log no longer exists."""
+    """A recovery point. kind: capture (the end of one), hold or dump; name, reason: of the hold or dump. at: ISO 8601;
+    null: that part of the log no longer exists. to: the value for `restore --to`: the position, because several points
+    may have one event. db: a database that can be restored to it; empty: none."""
 
     kind: str
     event: int
@@ -244,14 +247,16 @@ class RestorePoint:
     at: str | None
     name: str = ""
     reason: str = ""
+    to: str = ""
+    db: str = ""
 
 
 @dataclass(frozen=True)
 class RestorePoints:
     """The recovery points of a policy. root: whose log it is; that of the side that is replicated now. begins, ends:
-    the log's first and last recovery point; any event between them can be requested. Contents that are not held may
-    have expired: `restore --dry-run` reports which bytes are available. points: newest first; holds and dumps only for
-    users who may view all policies of the root."""
+    the log's first and last recovery point; any position, event or time between them can be requested. Contents that
+    are not held may have expired: `restore --dry-run` reports which bytes are available. points: newest first; holds
+    and dumps only for users who may view all policies of the root."""
 
     policy: str
     root: str
@@ -268,31 +273,55 @@ def restore_points(asking: Asking) -> RestorePoints:
     place = policy.target_cmroot if reverse else policy.cmroot
     if not has_root(place):
         return RestorePoints(policy.name, place, None, None, [])
-    captures = [capture for segment in segments(open_existing(place).place) for capture in segment.captures]
+    log = segments(open_existing(place).place)
     points = [
-        RestorePoint("capture", int(each.about["event"]), each.last, iso(float(each.about["time"])))
-        for each in captures
+        _point("capture", int(each.about["event"]), each.last, iso(float(each.about["time"])))
+        for segment in log
+        for each in segment.captures
     ]
-    times = {each.event: each.at for each in points}
-    mine = all(
-        asking.who.may("viewer", user)
-        for root in roots_of(config)
-        if root.place == normal_place(place)
-        for user in root.policies
-    )
-    pins = cm_slots(cmroot=place, held=False, config=config) if mine else PinList("listed", place, None, None)
-    held = [
-        RestorePoint("hold", each["event"], each["position"], None, each["name"], each["reason"]) for each in pins.holds
-    ]
-    dumped = [
-        RestorePoint("dump", each["event"], each["needs_after"], None, each["name"], each["place"])
-        for each in pins.dumps
-    ]
-    named = [replace(each, at=times.get(each.event)) for each in (*held, *dumped)]
     since = moment_of(asking, "since")
-    shown = [each for each in points if not since or _epoch(each.at) >= since] + named
-    shown.sort(key=lambda each: (each.event, each.position, each.kind), reverse=True)
-    return RestorePoints(policy.name, place, points[0] if points else None, points[-1] if points else None, shown)
+    shown = [each for each in points if not since or _epoch(each.at) >= since] + _pinned(asking, place, log)
+    shown.sort(key=lambda each: (each.position, each.kind), reverse=True)
+    return RestorePoints(
+        policy.name,
+        place,
+        points[0] if points else None,
+        points[-1] if points else None,
+        _with_databases(policy, log, shown, reverse=reverse),
+    )
+
+
+def _with_databases(
+    policy: Policy, log: Sequence[Segment], points: Sequence[RestorePoint], *, reverse: bool
+) -> list[RestorePoint]:
+    """Returns the points, each with the first database of the policy that can be restored to it."""
+    known = windows(log) if log else {}
+    mine = sorted(known if reverse else matching_databases(policy, list(known)))
+    return [replace(each, db=next((db for db in mine if known[db].has(each.position)), "")) for each in points]
+
+
+def _point(kind: str, event: int, position: int, at: str | None, name: str = "", reason: str = "") -> RestorePoint:
+    return RestorePoint(kind, event, position, at, name, reason, f"@{position}")
+
+
+def _pinned(asking: Asking, place: str, log: Sequence[Segment]) -> list[RestorePoint]:
+    """Returns the holds and dumps of a root, for users who may view all of its policies."""
+    config, root = asking.serving.config, normal_place(place)
+    users = [user for each in roots_of(config) if each.place == root for user in each.policies]
+    if not all(asking.who.may("viewer", user) for user in users):
+        return []
+    pins = cm_slots(cmroot=place, held=False, config=config)
+    known = events_at(log, {*(each["position"] for each in pins.holds), *(each["needs_after"] for each in pins.dumps)})
+
+    def at(position: int) -> str | None:
+        return iso(float(known[position][1])) if position in known else None
+
+    held = [(each, "hold", each["position"], each["reason"]) for each in pins.holds]
+    dumped = [(each, "dump", each["needs_after"], each["place"]) for each in pins.dumps]
+    return [
+        _point(kind, each["event"], position, at(position), each["name"], about)
+        for each, kind, position, about in (*held, *dumped)
+    ]
 
 
 def _epoch(at: str | None) -> float:

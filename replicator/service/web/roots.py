@@ -15,12 +15,11 @@ import msgspec
 
 from cmroot.pins import seconds
 from cmroot.root import open_existing
-from cmroot.store.place import as_written
 from replicator.commands.asset import asset_ls, asset_show
-from replicator.commands.cm import cm_slots
+from replicator.commands.cm import cm_slots, configured_expiry
 from replicator.commands.guard import audit_ls
 from replicator.commands.ingest import ingest_ls, ingest_show, ingest_stats
-from replicator.commands.show import show
+from replicator.commands.show import show, states_at
 from replicator.commands.status import history
 from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy, matching_databases
@@ -31,7 +30,7 @@ from replicator.policies.memory import Memory
 from replicator.replay.restore.kept import PinList
 from replicator.service.runs import iso
 from replicator.service.series import RootSample, root_samples
-from replicator.service.web.endpoint import Asking, asked_of_command, duration_of, option_of, roots_of
+from replicator.service.web.endpoint import Asking, asked_of_command, duration_of, roots_of
 from replicator.service.web.policy_queries import has_root, moment_of, time_after
 from replicator.service.web.serving import Late, require
 
@@ -121,21 +120,14 @@ def holds(asking: Asking) -> HoldList:
 
 def expiry(asking: Asking) -> Any:
     """Plans an expiry: without a retention, with that of the job that expires this root."""
-    given = asking.values["older_than"] or _retention_of(asking)
+    configured = configured_expiry(asking.serving.config, asking.root.place)
+    given = asking.values["older_than"] or (f"{configured.period.total_seconds():.3f}s" if configured else "")
     if not given:
         hint = 'give older_than=30d, or configure a job with command = ["cm", "expire", ...]'
         raise UsageError("no retention is given or configured", hint=hint)
     duration_of("older_than", given)
     more = (f"--older-than={given}", "--dry-run", "--engine=local")
     return asked_of_command(("cm", "expire"), (), more)(asking)
-
-
-def _retention_of(asking: Asking) -> str:
-    for job in asking.serving.config.service.jobs.values():
-        place = option_of(job.command, "--cmroot")
-        if job.command[:2] == ("cm", "expire") and place and str(as_written(place)) == asking.root.place:
-            return option_of(job.command, "--older-than")
-    return ""
 
 
 # ---- of ingestion ----------------------------------------------------------------------------------------------------
@@ -201,7 +193,8 @@ class TimelineEntry:
     """An entry of a timeline. at: ISO 8601. kind: record (of the captured log; `what`: the change), removal (a row of
     the audit), verification, run (of a policy, that loaded something; not of this table alone), dump or hold (of the
     root). event: of the source's log. by: the run, policy or user. text: for display. detail: as the command reports
-    it."""
+    it. restore: the arguments of `replicator restore` for the table's state at the entry (of a drop: before it); empty:
+    it cannot be restored."""
 
     at: str
     kind: str
@@ -211,6 +204,7 @@ class TimelineEntry:
     by: str = ""
     text: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
+    restore: list[str] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -263,7 +257,7 @@ def _within(at: str, since: float, until: float) -> bool:
 
 def _records(asking: Asking, db: str, table: str, since: float) -> Iterator[TimelineEntry]:
     shown = show(asking.root.place, table=f"{db}.{table}", since=iso(since) if since else None)
-    for record in shown.records():
+    for record, restore in shown.rows():
         change = msgspec.to_builtins(record.change)
         yield TimelineEntry(
             at=iso(record.time) or "",
@@ -273,6 +267,7 @@ def _records(asking: Asking, db: str, table: str, since: float) -> Iterator[Time
             event=record.event,
             text=" ".join(filter(None, [record.change.object, record.change.detail])),
             detail=change,
+            restore=restore[2:],  # without the root
         )
 
 
@@ -327,9 +322,14 @@ def _runs(asking: Asking, db: str, table: str, since: float) -> Iterator[Timelin
 def _pins(kind: str) -> Any:
     def pinned(asking: Asking, db: str, table: str, since: float) -> Iterator[TimelineEntry]:
         found = cm_slots(cmroot=asking.root.place, held=False, config=asking.serving.config)
-        for each in found.dumps if kind == "dump" else found.holds:
-            text = str(each.get("place") or each.get("reason") or "")
-            yield TimelineEntry(_iso_of(each["created"]), kind, each["name"], each["name"], each["event"], "", text)
+        pins = found.dumps if kind == "dump" else found.holds
+        positions = {each["name"]: int(each["needs_after" if kind == "dump" else "position"]) for each in pins}
+        states = states_at(asking.root.place, f"{db}.{table}", positions.values()) if pins else {}
+        for each in pins:
+            text, state = str(each.get("place") or each.get("reason") or ""), states.get(positions[each["name"]])
+            restore = state.arguments if state else []
+            at, name, event = _iso_of(each["created"]), each["name"], each["event"]
+            yield TimelineEntry(at, kind, name, name, event, "", text, {}, restore)
 
     return pinned
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from cmroot.store.place import resolved
+from replicator.core.service_config import option_of
 from replicator.errors import Error
 from replicator.lifecycle.housekeeping.item_queries import order_of, waiting_by_day
 from replicator.lifecycle.housekeeping.run import opened
@@ -18,7 +19,7 @@ from replicator.lifecycle.housekeeping.store import ACTIVE, Item, ItemStore, ite
 from replicator.lifecycle.removal.job import sizes_of
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.service.runs import ServiceRun, answer_of, iso
-from replicator.service.web.endpoint import Asking, normal_place, option_of, roots_of
+from replicator.service.web.endpoint import Asking, normal_place, roots_of
 from replicator.service.web.policy_queries import has_root
 
 T = TypeVar("T")
