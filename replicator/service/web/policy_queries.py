@@ -55,7 +55,8 @@ def has_root(place: str) -> bool:
 @dataclass(frozen=True)
 class LagPoint:
     """The lag at a time. at: ISO 8601. events, seconds, bytes: missing on the target; null if they could not be
-    measured (`error` contains the reason); at_least: a side did not answer, and they are minimums."""
+    measured (`error` contains the reason); at_least: a side did not answer, and they are minimums; seconds_bound: the
+    upper bound of the lag."""
 
     at: str
     status: str
@@ -65,6 +66,7 @@ class LagPoint:
     headroom_seconds: float | None
     at_least: bool
     error: str
+    seconds_bound: float | None
 
     @classmethod
     def of(cls, found: LagSample) -> LagPoint:
