@@ -215,7 +215,7 @@ def _fill_policies(store: ServiceStore, config: Config) -> None:
                     records=10,
                     files=10,
                     bytes=1_000_000,
-                    lag_seconds=5.0 + each % 7,
+                    lag_seconds_bound=5.0 + each % 7,
                 )
             )
         with ThreadPoolExecutor(16) as pool:  # each is synced

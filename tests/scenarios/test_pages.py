@@ -196,7 +196,7 @@ def _remember(memory: Memory, shop: str) -> None:
                 ended=(at + timedelta(seconds=9)).isoformat(timespec="milliseconds"),
                 kind="incremental",
                 status="failed" if ill else "done",
-                lag_seconds=4.0 + 13 * (number % 5),
+                lag_seconds_bound=4.0 + 13 * (number % 5),
                 records=number,
                 error=MARKUP if ill else "",
                 compared=compared if number == 11 else None,
