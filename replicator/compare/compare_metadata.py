@@ -35,7 +35,7 @@ from replicator.core.not_replicated import (
 from replicator.errors import ObjectNotFound
 from replicator.metastore.concurrency import read_both
 from replicator.replay.apply.named_places import of_databases
-from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, relative
+from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, relative, with_seen
 from replicator.replay.plan import at_place
 from replicator.replay.replica import (
     Mark,
@@ -249,7 +249,8 @@ class MetadataComparison:
     def _compare_functions(self, sides: DatabasePair) -> None:
         placement = self._placement(sides, None, None)
         here = {each.name: each for each in self._source.functions(sides.source.name)}
-        wanted = {name: replica_function(each, placement) for name, each in here.items()}
+        home = sides.source.location
+        wanted = {name: with_seen(each, replica_function(each, placement), home) for name, each in here.items()}
         found = {each.name: each for each in self._target.functions(sides.target.name)}
         refused = self._refused(sides)
         for name in sorted(wanted.keys() | found.keys()):
@@ -273,7 +274,7 @@ class MetadataComparison:
         own = (None, None) if shared else (source.location, target.location)
         placement = self._placement(sides, *own)
         homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
-        replica = replica_table(source, placement, _NO_MARK, shared=shared)
+        replica = with_seen(source, replica_table(source, placement, _NO_MARK, shared=shared), sides.source.location)
         replica, reasons = lacking(replica, target)
         self._lacks(name, reasons)
         self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
@@ -346,7 +347,7 @@ class MetadataComparison:
         homes: Homes,
     ) -> None:
         shared = homes.source_table is None and not table.is_view
-        whole = replica_partition(source, table, placement, shared=shared)
+        whole = with_seen(source, replica_partition(source, table, placement, shared=shared), homes.source_db)
         self._look_for(name, named_paths(source, whole))
         wanted, found = _plain(whole), _plain(target)
         below = shared or (source.location and table.location and relative(source.location, table.location) is not None)

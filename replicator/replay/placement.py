@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 
@@ -20,7 +21,7 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.place import folded, is_local, join, located, normal, scheme, tidied
 from replicator.core.model import Function, Partition, Storage, Table
-from replicator.core.named_files import NAMED
+from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, Refused, UsageError
 from replicator.replay.server_rules import LACKING
@@ -300,6 +301,43 @@ def named_paths(source: Table | Partition | Function, replica: Table | Partition
             now = rewritten.get(key, value)
             if now and now is not value and now != value and normal(now) not in data:  # "" is not a path
                 yield NamedPath(key, value, now)
+
+
+_Object = TypeVar("_Object", Table, Partition, Function)
+
+
+def with_seen(source: _Object, replica: _Object, home: str | None) -> _Object:
+    """Returns a replica in which addresses of files that are found neither at the source nor as a copy are as at the
+    source: such a file may be on the nodes of a cluster, where this process does not see it. home: the location of the
+    source's database, which no replica names."""
+    if isinstance(source, Function) and isinstance(replica, Function):
+        pairs = zip(source.resources, replica.resources, strict=True)
+        kept = tuple((kind, _seen(before, after, home)) for (kind, before), (_, after) in pairs)
+        return msgspec.structs.replace(replica, resources=kept)
+    assert isinstance(source, Table | Partition) and isinstance(replica, Table | Partition)
+    if not names_schema(source):
+        return replica
+    storage = replica.storage
+    if storage is not None and source.storage is not None:
+        serde = _with_seen(source.storage.serde.parameters, storage.serde.parameters, home)
+        storage = msgspec.structs.replace(
+            storage,
+            parameters=_with_seen(source.storage.parameters, storage.parameters, home),
+            serde=msgspec.structs.replace(storage.serde, parameters=serde),
+        )
+    parameters = _with_seen(source.parameters, replica.parameters, home)
+    return msgspec.structs.replace(replica, storage=storage, parameters=parameters)
+
+
+def _with_seen(before: Mapping[str, str], after: Mapping[str, str], home: str | None) -> dict[str, str]:
+    schema = {key for key in after if key.lower() == SCHEMA_URL and key in before}
+    return {key: _seen(before[key], value, home) if key in schema else value for key, value in after.items()}
+
+
+def _seen(before: str, after: str, home: str | None) -> str:
+    if before == after or home is None or relative(before, home) is not None:
+        return after
+    return before if not _exists(after) and not _exists(before) else after
 
 
 def _location(storage: Storage | None) -> str | None:

@@ -369,3 +369,16 @@ def test_a_root_of_an_earlier_release_records_the_files_at_its_next_scan(
     assert (loaded := fixture.load()).code == 0 and loaded.output["files_copied"] == 2
     assert local(url_of(fixture.target, "t")).read_text() == schema("id")
     assert resources(fixture.target, "f")["JAR"].exists()
+
+
+def test_the_address_of_a_file_that_is_seen_nowhere_stays(fixture: Lab) -> None:
+    """It may be on the nodes of both clusters."""
+    db = fixture.source
+    db.table("t", {"a": "1"})
+    name_schema(db, "t", "/opt/of-the-nodes/event.avsc")
+    function(db, "f", ("JAR", "/opt/of-the-nodes/f.jar"))
+    assert fixture.dump().code == fixture.load().code == 0
+    assert url_of(fixture.target, "t") == "/opt/of-the-nodes/event.avsc"
+    assert resources(fixture.target, "f")["JAR"] == Path("/opt/of-the-nodes/f.jar")
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
+    assert command("verify", *sides, "--engine", "local").code == 0

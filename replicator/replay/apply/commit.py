@@ -25,7 +25,7 @@ from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.origins import KeyedExecutor
 from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
-from replicator.replay.placement import NamedPath, named_paths, noted_like
+from replicator.replay.placement import NamedPath, named_paths, noted_like, with_seen
 from replicator.replay.plan import TablePlan, at_place
 from replicator.replay.replica import (
     LEFT_OUT,
@@ -147,6 +147,7 @@ class Commit:
         """Creates a table that does not exist. unlike: gets the step if the table may differ from the wanted one."""
         assert step.table is not None and step.lineage.table is not None
         if not step.shared and not step.table.is_view:
+            step.table = with_seen(step.lineage.table, step.table, self._home(step.lineage.table.db))
             self._name(step, named_paths(step.lineage.table, step.table))
         if step.table.location and not step.shared:  # a server requires the directory even of a view that has one
             make_directory(step.table.location)
@@ -163,6 +164,9 @@ class Commit:
             except ObjectExists:
                 step.exists = True
         unlike.append(step)
+
+    def _home(self, db: str) -> str | None:
+        return self._work.plan.placement.source_locations.get(db)
 
     def _alter(self, step: TablePlan, there: Table) -> None:
         assert step.table is not None
@@ -214,8 +218,12 @@ class Commit:
         assert step.lineage.table is not None
         db, table = step.name
         wanted = {
-            name: replica_partition(
-                each, step.lineage.table, step.placement or self._work.plan.placement, shared=step.shared
+            name: with_seen(
+                each,
+                replica_partition(
+                    each, step.lineage.table, step.placement or self._work.plan.placement, shared=step.shared
+                ),
+                self._home(step.lineage.table.db),
             )
             for name, each in named
         }

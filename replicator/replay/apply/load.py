@@ -42,6 +42,7 @@ from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
 from replicator.replay.apply.transfer import Cloning, copy_files, look_again, missing_files, probe_files
 from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
+from replicator.replay.placement import with_seen
 from replicator.replay.plan import Name, Plan
 from replicator.replay.squash import gathered, surviving_partitions
 
@@ -191,6 +192,8 @@ def _functions(replay: Replay, commit: Commit) -> None:
     sources = {replica: source for source, replica in replay.plan.placement.databases.items()}
     for function in replay.plan.put_functions:
         name = f"{sources[function.db]}.{function.name}"
+        if before := replay.plan.squashed.functions.get((sources[function.db], function.name)):
+            function = with_seen(before, function, replay.plan.placement.source_locations.get(before.db))
         commit.outcomes.attempt(name, _put_function, replay.target, commit.changed, function)
     for db, name in replay.plan.drop_functions:
         commit.outcomes.attempt(f"{sources[db]}.{name}", _drop_function, replay.target, commit.changed, db, name)
