@@ -39,7 +39,7 @@ pytestmark = pytest.mark.spark_cluster
 
 ON_SPARK = {"spark.sql.shuffle.partitions": "2"}
 COMMANDS = {
-    *("capture", "dump", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"),
+    *("capture", "dump", "dumps verify", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"),
     *("plan", "apply", "sync", "switchover", "failover", "failback"),
     *("housekeeping run", "retention run", "purge run", "purge retain", "purge certify", "ingest run"),
     "ingest watch",
@@ -110,7 +110,13 @@ def test_a_replication_whose_nodes_have_nothing_but_pyarrow(on_cluster: Callable
     assert on_cluster("cm ls", **roots).total["entries"] > 0
     assert on_cluster("cm check", **roots, bytes=True).status == "sound"
     assert on_cluster("cm expire", **roots, older_than=timedelta(0)).status == "expired"
-    assert used == {"capture", "dump", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"}
+    whole = str(fixture.here / "whole")
+    asked = {"source": fixture.source_uri, "db": fixture.name}
+    assert on_cluster("dump", **asked, **roots, out=whole, with_data=True).data_files_copied > 0
+    assert on_cluster("dumps verify", dump=whole).status == "verified"
+    assert used == {
+        *("capture", "dump", "dumps verify", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire")
+    }
 
 
 @pytest.mark.long
