@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 import pyarrow as pa
 
-from cmroot.errors import NotWritable, UnknownPlace
+from cmroot.errors import NotWritable, StorageUnreachable, UnknownPlace
 from cmroot.keep.change_manager import ChangeManager
 from cmroot.keep.content import Kept
 from cmroot.keep.keepers import CopyKeeper, Keeper, choose_keeper
@@ -349,9 +349,7 @@ def _look(log: Recording, root: str, db: str, home: str, path: str, naming: _Nam
         if before is None or not located(naming.place).parent.list():  # a directory that is away is not empty
             return
         kept = None
-    except (ConnectionError, TimeoutError):
-        raise
-    except (OSError, NotWritable, UnknownPlace) as error:
+    except (OSError, NotWritable, UnknownPlace, StorageUnreachable) as error:  # also of a cluster that is long gone
         reason = f"it names {naming.place}, which cannot be read: {error}"
         log.report.not_replicated.append(NotReplicated(f"{db}.{naming.name}", reason))
         return

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cmroot.errors import UnknownPlace
+from cmroot.errors import StorageUnreachable, UnknownPlace
 from cmroot.names import HINT, is_below
 from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import SCHEMES
@@ -283,7 +283,7 @@ class NamedPath:
 
     def dangles(self) -> bool:
         """Returns True if the path does not exist on the target, but does at the source."""
-        return not _exists(self.target) and _exists(self.source)
+        return not _is_seen(self.target) and _is_seen(self.source)
 
 
 def named_paths(source: Table | Partition | Function, replica: Table | Partition | Function) -> Iterator[NamedPath]:
@@ -337,7 +337,15 @@ def _with_seen(before: Mapping[str, str], after: Mapping[str, str], home: str | 
 def _seen(before: str, after: str, home: str | None) -> str:
     if before == after or home is None or relative(before, home) is not None:
         return after
-    return before if not _exists(after) and not _exists(before) else after
+    return before if not _is_seen(after) and not _is_seen(before) else after
+
+
+def _is_seen(place: str) -> bool:
+    """Returns False also for a place that this process cannot reach: one address must not end a load."""
+    try:
+        return located(place).exists()
+    except (UnknownPlace, StorageUnreachable, OSError):
+        return False
 
 
 def _location(storage: Storage | None) -> str | None:
@@ -348,7 +356,3 @@ def _maps(before: Storage | None, after: Storage | None) -> Iterator[tuple[Mappi
     if before and after:
         yield before.parameters, after.parameters
         yield before.serde.parameters, after.serde.parameters
-
-
-def _exists(place: str) -> bool:
-    return located(place).exists()

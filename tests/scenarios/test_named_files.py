@@ -371,6 +371,18 @@ def test_a_root_of_an_earlier_release_records_the_files_at_its_next_scan(
     assert resources(fixture.target, "f")["JAR"].exists()
 
 
+@pytest.mark.parametrize("address", ["hdfs://no-such-service/f.jar", "hdfs://127.0.0.1:1/f.jar"])
+def test_a_file_on_a_cluster_that_is_gone_stops_neither_capture_nor_load(fixture: Lab, address: str) -> None:
+    function(fixture.source, "f", ("JAR", address))
+    fixture.source.table("t", {"a": "1"})
+    captured = fixture.capture()
+    assert captured.code == 3 and "cannot be read" in str(captured.output["not_replicated"]), captured
+    assert fixture.dump().code in (0, 3)
+    assert fixture.load().code in (0, 3)
+    assert fixture.target.metastore.functions(fixture.target.name)[0].resources == (("JAR", address),)
+    assert fixture.target.shown()["t"] == fixture.source.shown()["t"]
+
+
 def test_the_address_of_a_file_that_is_seen_nowhere_stays(fixture: Lab) -> None:
     """It may be on the nodes of both clusters."""
     db = fixture.source
