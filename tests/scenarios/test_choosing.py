@@ -114,7 +114,7 @@ def test_a_role_change_names_its_policy(tmp_path: Path, verb: str) -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("dmp", "Did you mean 'dump'?"),
+        ("dmp", "Did you mean 'dump' or 'dumps'?"),
         ("swichover west", "Did you mean 'switchover'?"),
         ("cm expir", "Did you mean 'expire'?"),
         ("dump --cmrot /cm", "--cmroot"),
