@@ -314,13 +314,14 @@ def test_a_killed_run_is_completed_by_the_next_one(db: Dated, fault: Fault) -> N
 def test_a_run_with_nothing_to_remove_records_the_files_of_a_killed_one(db: Dated) -> None:
     values = db.dated("orders", 1, 4)
     assert run_with(Fault("after", "rename", "incoming/recycle-"), db.arguments("--set", DELETES)).killed
+    (killed,) = {row["run"] for row in db.audit()}
     assert not [row for row in db.audit("--outcome", "removed") if row["what"] == "file"]
     done = db.run("--set", DELETES)
     assert (done["selected"], done["dropped"]) == (0, 1)
-    assert [row["path"] for row in db.audit("--run", done["run"], "--outcome", "removed")] == [
+    assert [row["path"] for row in db.audit("--run", killed, "--outcome", "removed")] == [
         str(db.home / "orders" / f"datepartition={values[1]}" / "part-0")
     ]
-    db.put_back(done["run"])
+    db.put_back(killed)
     assert db.files("orders") == set(values)
 
 
@@ -329,6 +330,7 @@ def test_a_root_at_work_is_named_where_a_killed_run_may_have_taken_files(
 ) -> None:
     db.dated("orders", 1, 4)
     assert run_with(Fault("after", "rename", "incoming/recycle-"), db.arguments("--set", DELETES)).killed
+    (killed,) = {row["run"] for row in db.audit()}
     monkeypatch.setattr(job, "PATIENCE", timedelta(0))
     with acquire(db.cmroot, "load"):
         busy = db.run("--set", DELETES)
@@ -336,7 +338,7 @@ def test_a_root_at_work_is_named_where_a_killed_run_may_have_taken_files(
     assert not [row for row in db.audit("--outcome", "removed") if row["what"] == "file"]
     after = db.run("--set", DELETES)
     assert not any("a killed run" in each for each in after["warnings"])
-    assert len(db.audit("--run", after["run"], "--outcome", "removed")) == 1
+    assert len(db.audit("--run", killed, "--outcome", "removed")) == 1
 
 
 def test_a_partition_of_which_a_killed_run_removed_a_part_is_as_old_as_it_was(db: Dated, other_device: Path) -> None:
