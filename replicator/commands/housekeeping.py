@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar, Literal
 
 from cmroot.root import open_existing
 from cmroot.store.place import as_written
-from replicator.captures.dumps.selection import parse_time
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import names, opened_root, verb
 from replicator.commands.guard import Removing
@@ -34,6 +33,7 @@ from replicator.commands.options import (
     opt,
     python_only,
 )
+from replicator.core.moments import parse_time
 from replicator.core.runtime import Stop
 from replicator.core.text import parse_period
 from replicator.errors import UsageError

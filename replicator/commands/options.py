@@ -21,11 +21,11 @@ from datetime import timedelta
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from replicator.captures.dumps.selection import parse_moment, parse_time
 from replicator.core.connections import MetastoreConfig
+from replicator.core.moments import absolute_moment, parse_moment, parse_time
 from replicator.core.not_replicated import FormatChoice
 from replicator.core.policy import GrantsChoice, Keeper
-from replicator.core.text import LEAST_RATE, absolute_moment
+from replicator.core.text import LEAST_RATE
 from replicator.errors import UsageError
 
 OWN: Any = object()

@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from cmroot.store.spelling import normal, scheme, split_authority
-from replicator.errors import UsageError
 
 # ---- durations and sizes ---------------------------------------------------------------------------------------------
 
@@ -176,21 +175,6 @@ def parse_period(text: str) -> Period:
 
 # ---- moments ---------------------------------------------------------------------------------------------------------
 # Timestamps as written by users: absolute, or relative to now: `-90m`, `-1d`, `yesterday`.
-
-
-def absolute_moment(text: str, now: float) -> str:
-    """Returns an ISO 8601 time (UTC) for a text relative to now (seconds since the epoch), `-90m`, `-1d` or
-    `yesterday`; any other text is returned unchanged. Raises UsageError for an invalid duration."""
-    back = "-1d" if text == "yesterday" else text
-    if not back.startswith("-"):
-        return text
-    if back[1:].replace(".", "", 1).isdigit():
-        raise UsageError(f"{text!r} has no unit", hint=f"e.g. {text}s, {text}m, {text}d: a time back from now")
-    try:
-        moment = datetime.fromtimestamp(now - parse_duration(back[1:]).total_seconds(), UTC)
-    except (ValueError, OverflowError, OSError) as error:
-        raise UsageError(f"{text!r}: {error}", hint="e.g. -1d, -90m, yesterday") from None
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 # ---- printable -------------------------------------------------------------------------------------------------------

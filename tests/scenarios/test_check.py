@@ -610,7 +610,9 @@ def test_what_is_critical_ends_with_3_and_for_nagios_with_2(
     assert capsys.readouterr().out.startswith("REPLICATOR CRITICAL - west: databases: ")
 
 
-@pytest.mark.parametrize("arguments", [["check", "nosuch"], ["check", "--no-such"], ["--config", "nosuch.toml", "check", "west"]])
+@pytest.mark.parametrize(
+    "arguments", [["check", "nosuch"], ["check", "--no-such"], ["--config", "nosuch.toml", "check", "west"]]
+)
 def test_a_check_that_cannot_be_made_is_unknown_to_nagios(
     configured: Callable[..., Path], capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cmroot.log.captured import SegmentWriter, compact, segments
 from cmroot.root import create_or_open
-from replicator.captures.dumps.selection import parse_time, resolve_since, resolve_until
+from replicator.captures.dumps.selection import resolve_since, resolve_until
 from replicator.captures.dumps.shown import Narrowing, open_shown
 from replicator.captures.events.record import (
     AddPartitions,
@@ -28,7 +28,7 @@ from replicator.captures.events.record import (
 )
 from replicator.commands.show import show
 from replicator.core.model import Column, Database, Partition, Storage, Table
-from replicator.core.text import absolute_moment
+from replicator.core.moments import absolute_moment, parse_time
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.replay.restore.available import never_read
 from replicator.replay.restore.recovery_points import CoveredStates, RowStates, covered, moment, retained

@@ -22,9 +22,9 @@ from cmroot.lease import acquire
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal
-from replicator.captures.dumps.selection import parse_time
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.core.audit import Removal, begin_audit
+from replicator.core.moments import parse_time
 from replicator.core.not_replicated import Report
 from replicator.core.roles import follows, mark_of
 from replicator.errors import FilesMissing, ObjectNotFound, Refused

@@ -17,8 +17,8 @@ from cmroot.errors import Error, Exists, FormatError
 from cmroot.pins import seconds
 from cmroot.root import guard_names
 from cmroot.store.place import Place, is_local, normal, resolved, split_authority, touches
-from replicator.captures.dumps.selection import parse_time
 from replicator.core.audit import Refusal, Removal
+from replicator.core.moments import parse_time
 from replicator.core.not_replicated import Report, Rows
 from replicator.errors import ObjectNotFound, Refused, UsageError
 

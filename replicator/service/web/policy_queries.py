@@ -12,10 +12,10 @@ from typing import Any
 from cmroot.log.captured import Segment, segments
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written
-from replicator.captures.dumps.selection import parse_time
 from replicator.commands.cm import cm_slots
 from replicator.commands.status import history
 from replicator.core.connections import MetastoreConfig
+from replicator.core.moments import parse_time
 from replicator.core.policy import Policy, matching_databases
 from replicator.core.service_config import option_of
 from replicator.errors import Error, UsageError
