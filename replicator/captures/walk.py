@@ -374,6 +374,8 @@ class Turns:
         every batch that it consumes."""
         tables, start = self._manifest.all_tables(), self._after
         self._all = len(tables)
+        if not start:
+            self._began = self._now
         yield from self._turn([each for each in tables if each[0] > start])
         self._since, self._began = self._began, self._now  # a round is complete, and the next one begins
         yield from self._turn([each for each in tables if each[0] <= start])
