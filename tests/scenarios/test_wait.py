@@ -21,7 +21,7 @@ from replicator.cli.main import run
 from replicator.errors import NotReached, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.policies.status import FIRST, LONGEST, Goal, Waited, wait
+from replicator.policies.status import FIRST, LONGEST, NO_SOURCE, Goal, SourceSide, Waited, wait
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
 
@@ -72,7 +72,7 @@ class Waiting:
             timeout=timeout,
             clock=time.clock,
             sleep=time.sleep,
-            source=self.source if goal.lag is not None else None,
+            source=SourceSide(self.source) if goal.lag is not None else NO_SOURCE,
         )
 
 
