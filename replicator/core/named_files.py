@@ -33,12 +33,15 @@ class NamedFile:
 
 def resource_file(home: str | None, address: str) -> NamedFile | None:
     """Returns the file that a resource of a function names. home: the location of its database. None for an address
-    that is not a file's."""
+    that is not a file's, and for a local file of a warehouse on another filesystem: it is on the nodes of the cluster,
+    and who may create a function must not have a file of the host of a capture copied."""
     if not home or "/" not in address:
         return None
     with suppress(UnknownPlace):
         place = _place(home, address)
-        if not place.startswith("/") and scheme(place) in _NO_FILES:
+        if is_local(place) and not is_local(home):
+            return None
+        if not is_local(place) and scheme(place) in _NO_FILES:
             return None
         below = place.removeprefix(folded(home).rstrip("/") + "/")
         if below.startswith(f"{NAMED}/"):
