@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
-from thrift.Thrift import TApplicationException, TException
 
 from replicator.core.grouping import batched
 from replicator.core.model import ROLE, USER, Grant, Member, PrincipalKind, RoleMembers
 from replicator.core.policy import Principal, Principals
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.connection import Connections
+from replicator.metastore.requests import is_known
 
 Values = tuple[str, ...]
 """The values of a partition; empty for a table or database."""
@@ -195,14 +195,8 @@ def _listed(kind: int | None, values: list[str] | None) -> Any:
 
 def _knows_grants(client: Any) -> bool:
     """Returns True if the server has calls for grants: other services that speak the protocol may have none."""
-    try:
-        client.list_privileges("", ttypes.PrincipalType.USER, ttypes.HiveObjectRef(objectType=_TYPES.GLOBAL))
-    except TApplicationException as error:
-        return bool(error.type != TApplicationException.UNKNOWN_METHOD)
-    except TException as error:
-        if not hasattr(error, "thrift_spec"):  # an error of the transport, not declared by the call
-            raise
-    return True
+    about = ttypes.HiveObjectRef(objectType=_TYPES.GLOBAL)
+    return is_known(lambda client: client.list_privileges("", ttypes.PrincipalType.USER, about), client)
 
 
 def _principals(role: str) -> Any:

@@ -320,15 +320,16 @@ _NOBODY = "replicator_asks"  # the name of a table that exists on no server
 def knows_all_in_one(client: Any) -> bool:
     """Returns True if the server returns all constraints of a table in one call."""
     request = ttypes.AllTableConstraintsRequest(dbName=_NOBODY, tblName=_NOBODY, catName=CATALOG)
-    return _is_known(method("get_all_table_constraints", request), client)
+    return is_known(method("get_all_table_constraints", request), client)
 
 
 def knows_newer_kinds(client: Any) -> bool:
     """Returns True if the server supports more than primary and foreign keys."""
-    return _is_known(of_table(UNIQUE, _NOBODY, _NOBODY), client)
+    return is_known(of_table(UNIQUE, _NOBODY, _NOBODY), client)
 
 
-def _is_known(send: Send, client: Any) -> bool:
+def is_known(send: Send, client: Any) -> bool:
+    """Returns True if the server has the call, whatever it answers. Raises what the transport raises."""
     try:
         send(client)
     except TApplicationException as error:
