@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from replicator.commands.status import history as run_history
 from replicator.commands.status import lag as run_lag
 from replicator.commands.status import status as run_status
 from replicator.commands.status import wait as run_wait
-from replicator.core.text import duration_text
+from replicator.core.text import bound_text, duration_text
 from replicator.errors import UsageError
 from replicator.policies.checks.check import PolicyChecked
 from replicator.policies.checks.finding import NAGIOS, nagios_line
@@ -90,7 +91,7 @@ def _lag_lines(report: Lag) -> Iterable[str]:
             each.event,
             each.events,
             f"{each.seconds:.0f}",
-            "?" if each.seconds_bound is None else f"{each.seconds_bound:.0f}",
+            "?" if each.seconds_bound is None else f"{math.ceil(each.seconds_bound)}",
             size_text(each.bytes),
             each.source_role or "?",
             each.target_role or "?",
@@ -109,7 +110,7 @@ def _bound_line(report: Lag) -> str:
     if report.seconds_bound is None or report.covered_until is None:
         return "not known: no complete scan covers it"
     since = time_text(report.covered_until)
-    bound = duration_text(report.seconds_bound)
+    bound = bound_text(report.seconds_bound)
     if report.status == "current":
         return f"as of {since}, when the last complete scan began: at most {bound} behind"
     return f"{bound} behind: every change until {since} is there"
@@ -233,7 +234,7 @@ def wait(session: Session, /, as_json: bool, **given: Any) -> int:
     if waited.lag_seconds is not None and waited.lag_events is not None:
         lag = f"{count_text(waited.lag_events, 'event')}, {waited.lag_seconds:.0f} s"
         if waited.lag_seconds_bound is not None:
-            lag += f", at most {waited.lag_seconds_bound:.0f} s"
+            lag += f", at most {bound_text(waited.lag_seconds_bound)}"
     lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", took(waited.seconds))]
     emit(waited, as_json, aligned(lines))
     return 0

@@ -16,6 +16,7 @@ from replicator.commands.sync import apply as run_apply
 from replicator.commands.sync import plan as run_plan
 from replicator.commands.sync import sync as run_sync
 from replicator.core.not_replicated import PARTIAL
+from replicator.core.text import bound_text
 from replicator.policies.follow import RunsFollowed
 from replicator.policies.memory import Compared
 from replicator.policies.run import SyncRun
@@ -88,7 +89,7 @@ def run_lines(run: SyncRun) -> Iterable[str]:
 def _lag_line(run: SyncRun) -> str | None:
     if run.lag_seconds is None:
         return None
-    bound = "" if run.lag_seconds_bound is None else f", at most {run.lag_seconds_bound:.0f} s"
+    bound = "" if run.lag_seconds_bound is None else f", at most {bound_text(run.lag_seconds_bound)}"
     return f"{run.lag_seconds:.0f} s{bound}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import calendar
 import logging
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,6 +79,12 @@ def duration_text(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
+def bound_text(seconds: float) -> str:
+    """Formats an upper bound as `duration_text`, rounded up: `at most 2 min` would be false of 149 s."""
+    step = 1 if seconds < 120 else 60 if seconds < 7200 else 360 if seconds < 172_800 else 8640
+    return duration_text(math.ceil(round(seconds / step, 6)) * step)
 
 
 def size_text(size: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replicator.core.service_config import AlertConfig
-from replicator.core.text import count_text, duration_text, parse_duration, size_text
+from replicator.core.text import bound_text, count_text, duration_text, parse_duration, size_text
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.jobs import Job
@@ -249,7 +249,7 @@ def _of_lag(name: str, lag: Lag, config: AlertConfig, hold: float, *, grows: boo
 def _late_text(lag: Lag) -> str:
     if lag.seconds_bound is None:
         return f"{duration_text(lag.seconds)} behind or more: no complete scan covers it"
-    return f"up to {duration_text(lag.seconds_bound)} behind"
+    return f"up to {bound_text(lag.seconds_bound)} behind"
 
 
 def _of_roles(name: str, lag: Lag) -> Iterator[Judgement]:

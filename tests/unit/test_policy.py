@@ -26,7 +26,14 @@ from replicator.core.policy import (
     refuse_overlaps,
     same_metastore,
 )
-from replicator.core.text import duration_text, parse_duration, parse_partition_filter, parse_size, size_text
+from replicator.core.text import (
+    bound_text,
+    duration_text,
+    parse_duration,
+    parse_partition_filter,
+    parse_size,
+    size_text,
+)
 from replicator.errors import ConfigError, UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
@@ -338,3 +345,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_quantities_are_written_for_people() -> None:
     assert [duration_text(s) for s in (0, 119, 120, 7200, 200_000)] == ["0 s", "119 s", "2 min", "2.0 h", "2.3 d"]
     assert [size_text(s) for s in (0, 1023, 1024, 3 * 2**30)] == ["0 B", "1023 B", "1.0 KiB", "3.0 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 s"), (12.0, "12 s"), (60.2, "61 s"), (149.0, "3 min"), (7201.0, "2.1 h"), (2460.0, "41 min")],
+)
+def test_an_upper_bound_is_never_rounded_down(seconds: float, text: str) -> None:
+    assert bound_text(seconds) == text

@@ -24,7 +24,7 @@ from replicator.core.not_replicated import (
 )
 from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
-from replicator.core.text import count_text, duration_text
+from replicator.core.text import bound_text, count_text, duration_text
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.checks.finding import Figure, Finding, Health
@@ -258,7 +258,7 @@ def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
     if uncovered and (limit is None or lag <= limit):
         text = f"no complete scan covers {_listed(uncovered)}: changes without an event are not counted"
         return Finding("lag", "unknown", text, "run the policy without --no-scan", figures)
-    text = f"at most {duration_text(lag)}, {count_text(most.lag_events or 0, 'event')} ({most.db})"
+    text = f"at most {bound_text(lag)}, {count_text(most.lag_events or 0, 'event')} ({most.db})"
     if limit is not None and lag > limit:
         hint = "check whether runs fail or take too long"
         return Finding("lag", "critical", f"{text}; max_lag is {duration_text(limit)}", hint, figures)

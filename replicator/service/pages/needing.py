@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from replicator.core.text import count_text, duration_text, size_text
+from replicator.core.text import bound_text, count_text, duration_text, size_text
 from replicator.ingestion.ingestion_request import Kind
 from replicator.ingestion.job_queries import LATE, QueueFigures
 from replicator.policies.lag import Lag
@@ -317,14 +317,14 @@ def behind_text(policy: PolicyView) -> str:
         )
     if not policy.lag_events:
         as_of = f"as of {policy.covered_until[:19].replace('T', ' ')} UTC, when the last complete scan began"
-        return f"{as_of}: at most {duration_text(policy.lag_seconds_bound)} behind"
+        return f"{as_of}: at most {bound_text(policy.lag_seconds_bound)} behind"
     objective = f" (objective {duration_text(policy.objective_seconds)})" if policy.objective_seconds else ""
     waits = (
         f": {count_text(policy.lag_events, 'event')} and {size_text(policy.lag_bytes or 0)} wait"
         if policy.lag_events
         else ""
     )
-    return f"up to {duration_text(policy.lag_seconds_bound)} behind{objective}{waits}"
+    return f"up to {bound_text(policy.lag_seconds_bound)} behind{objective}{waits}"
 
 
 def _about(alert: OpenAlert) -> str:

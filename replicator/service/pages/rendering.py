@@ -24,7 +24,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from replicator.core.text import count_text, duration_text, printable, size_text
+from replicator.core.text import bound_text, count_text, duration_text, printable, size_text
 from replicator.errors import Error
 from replicator.service.api_tokens import LASTS, NOBODY, Identity, csrf_of, is_csrf_of, session_of, sign_in, sign_out
 from replicator.service.web import api
@@ -153,6 +153,7 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {
     "when": when,
     "clock": clock,
+    "bound": bound_text,
     "duration": duration_text,
     "size": size_text,
     "count": count_text,
