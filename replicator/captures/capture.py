@@ -40,7 +40,16 @@ from replicator.captures.manifest import (
 from replicator.captures.recording import Captured, Intercepts, Recording
 from replicator.captures.scanning import BucketNotices, GrantScan, Scan
 from replicator.captures.snapshot_diff import CaptureSnapshots, sweep_made
-from replicator.captures.unlistable import Key, Refusals, Sight, left_out, parse_name, remember_objects, server_objects
+from replicator.captures.unlistable import (
+    Key,
+    Refusals,
+    Sight,
+    left_out,
+    parse_name,
+    remember_objects,
+    server_objects,
+    unread_files,
+)
 from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.core.audit import record_begun
 from replicator.core.config import nearest
@@ -387,7 +396,7 @@ class _Run:
         ]
         objects = server_objects(self._source, self._manifest.scope())
         remember_objects(self._manifest, objects)
-        self.report.not_replicated += objects
+        self.report.not_replicated += [*objects, *unread_files(self._manifest).values()]
         self._contents.remember_unnamed()
         self.report.unknown, self.report.unknown_kinds = self._unread.listed(), dict(self._unread.kinds)
         self._log.publish(self._contents.keepers.names, self._sight)

@@ -30,7 +30,18 @@ from replicator.captures.manifest import Manifest
 from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.recording import Recording, not_known
 from replicator.captures.snapshot_diff import CaptureSnapshots
-from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gathered, not_text, remember, remembered
+from replicator.captures.unlistable import (
+    Empty,
+    Key,
+    Sight,
+    Uncaptured,
+    gathered,
+    not_text,
+    remember,
+    remember_unread_files,
+    remembered,
+    unread_files,
+)
 from replicator.core.model import Function
 from replicator.core.named_files import NAMED, resource_file
 from replicator.core.not_replicated import NotReplicated
@@ -302,8 +313,10 @@ class _Naming:
 def list_named(log: Recording, root: str, *, everything: bool) -> None:
     """Records and keeps files that metadata names for the first time, and, with `everything`, those that have changed.
     Those that no metadata names any more, and those removed from a directory that has other files, are recorded as
-    removed. A file that cannot be read is reported; its last known state remains. root: the `$cmroot`."""
-    manifest = log.manifest
+    removed. A file that cannot be read is reported until it can; its last known state remains, and only `everything`
+    looks again, as a host that is gone answers late. root: the `$cmroot`."""
+    manifest, unread = log.manifest, dict[str, NotReplicated]()
+    unread_before = {} if everything else unread_files(manifest)
     for db in sorted(manifest.scope()):
         known = {file.path: (directory, file) for directory, file in manifest.recorded_files(db)}
         functions, schemas = manifest.functions(db), manifest.schema_files(db)
@@ -314,12 +327,16 @@ def list_named(log: Recording, root: str, *, everything: bool) -> None:
         named = _naming(functions, schemas, home)
         for path, naming in named.items():
             before = known[path][1] if path in known else None
-            if before is None or everything:
-                _look(log, root, db, home, path, naming, before)
+            why = unread_before.get(f"{db}/{path}")
+            if why is None and (before is None or everything):
+                why = _look(log, root, db, home, path, naming, before)
+            if why is not None:
+                unread[f"{db}/{path}"] = why
         for path, (directory, _) in known.items():
             if path not in named:
                 at = log.position if log.position > log.base else log.observe(EventsRead())
                 log.files(_entry(db, directory, path, None, at))
+    remember_unread_files(manifest, unread)
 
 
 def _naming(functions: Iterable[Function], schemas: Iterable[tuple[str, str, str]], home: str) -> dict[str, _Naming]:
@@ -340,23 +357,26 @@ def _change(manifest: Manifest, db: str, naming: _Naming, *, new: bool) -> Chang
     return AlterTable(db=db, name=naming.name, table=table) if table else ChangeFiles(db=db, table=naming.name)
 
 
-def _look(log: Recording, root: str, db: str, home: str, path: str, naming: _Naming, before: KnownFile | None) -> None:
+def _look(
+    log: Recording, root: str, db: str, home: str, path: str, naming: _Naming, before: KnownFile | None
+) -> NotReplicated | None:
+    """Records a file if it is new, has changed, or was removed. Returns why it cannot be read."""
     try:
-        if before is not None and _is_unchanged(before, naming.place):
-            return
-        kept = CopyKeeper(root).keep(naming.place)
-    except FileNotFoundError:
-        if before is None or not located(naming.place).parent.list():  # a directory that is away is not empty
-            return
-        kept = None
+        try:
+            if before is not None and _is_unchanged(before, naming.place):
+                return None
+            kept = CopyKeeper(root).keep(naming.place)
+        except FileNotFoundError:
+            if before is None or not located(naming.place).parent.list():  # a directory that is away is not empty
+                return None
+            kept = None
     except (OSError, NotWritable, UnknownPlace, StorageUnreachable) as error:  # also of a cluster that is long gone
-        reason = f"it names {naming.place}, which cannot be read: {error}"
-        log.report.not_replicated.append(NotReplicated(f"{db}.{naming.name}", reason))
-        return
+        return NotReplicated(f"{db}.{naming.name}", f"it names {naming.place}, which cannot be read: {error}")
     if kept is not None:
         log.report.files, log.report.bytes = log.report.files + 1, log.report.bytes + kept.size
     at = log.observe(_change(log.manifest, db, naming, new=before is None))
     log.files(_entry(db, join(home, NAMED), path, kept, at))
+    return None
 
 
 def _is_unchanged(known: KnownFile, place: str) -> bool:

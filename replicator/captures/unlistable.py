@@ -356,6 +356,20 @@ def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], B
         yield lambda: open_version(place, version, file.size)
 
 
+_UNREAD_KEY = "unread_files"
+
+
+def unread_files(manifest: Manifest) -> dict[str, NotReplicated]:
+    """Returns the files that metadata names and the last look could not read, by database and path (`db/path`)."""
+    return msgspec.json.decode(manifest.recall(_UNREAD_KEY) or "{}", type=dict[str, NotReplicated])
+
+
+def remember_unread_files(manifest: Manifest, found: Mapping[str, NotReplicated]) -> None:
+    """Stores them, for later captures and for dumps."""
+    if found or manifest.recall(_UNREAD_KEY):
+        manifest.remember(_UNREAD_KEY, msgspec.json.encode(found).decode())
+
+
 def remember_grants(manifest: Manifest, found: Sequence[NotReplicated]) -> None:
     """Stores the databases whose grants a capture left out, for dumps."""
     if found or manifest.recall(_GRANTS_KEY):

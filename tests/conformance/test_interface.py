@@ -147,7 +147,7 @@ class Filling:
             "Function.ownerType": ttypes.PrincipalType.USER,
             "Function.functionType": ttypes.FunctionType.JAVA,
             "ResourceUri.resourceType": ttypes.ResourceType.FILE,
-            "ResourceUri.uri": f"hdfs://elsewhere/{self.seed}.jar",
+            "ResourceUri.uri": f"http://elsewhere/{self.seed}.jar",
             "CreationMetadata.dbName": db,
             "CreationMetadata.tblName": "materialized",
             "CreationMetadata.tablesUsed": {f"{db}.plain"},

@@ -338,7 +338,7 @@ def _remote(home: Home) -> None:
 
 def _function(home: Home) -> None:
     home.create()
-    resource = ttypes.ResourceUri(ttypes.ResourceType.JAR, "hdfs://elsewhere/f.jar")
+    resource = ttypes.ResourceUri(ttypes.ResourceType.JAR, "http://elsewhere/f.jar")
     function = ttypes.Function(
         functionName="f",
         dbName=home.db,

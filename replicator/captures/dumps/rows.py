@@ -28,6 +28,7 @@ from replicator.captures.unlistable import (
     remembered_grants,
     remembered_objects,
     sight_at,
+    unread_files,
 )
 from replicator.core.grouping import batched
 from replicator.core.named_files import NAMED
@@ -323,6 +324,8 @@ class Content:
         reported = (obj.reported() for obj in unseen)
         objects = remembered_objects(self._manifest, self._selection.databases, self._selection.holds)
         objects += remembered_grants(self._manifest, self._selection.databases)
+        unread = unread_files(self._manifest).items()
+        objects += [each for key, each in unread if key.partition("/")[0] in self._selection.databases]
         lacking = merged(objects, self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
         for db in self._selection.databases:
             database = self._manifest.database(db)
