@@ -33,7 +33,6 @@ from replicator.policies.run import (
     recorded,
     refuse_role_change,
     sum_up,
-    sweep,
 )
 from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import Cost, PlannedLoad, SyncPlan
@@ -104,7 +103,6 @@ def apply(plan: SyncPlan, sides: Sides, brake: Brake | None = None) -> SyncRun:
     report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
     with kept.memory.lease("apply") as lease, recorded(report, kept, lease, clock):
         refuse_role_change(kept.memory, options)
-        sweep(kept, clock)
         remembered = kept.memory.read_scope()
         direction = look(sides, remembered)
         report.reverse = direction.reverse

@@ -140,7 +140,6 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
     with lines_about(run=report.run, policy=report.policy), recorded(report, kept, lease, clock):
         with report.timed("look"):
             refuse_role_change(kept.memory, options)
-            sweep(kept, clock)
             remembered = kept.memory.read_scope()
             direction = look(sides, remembered)
             report.reverse = direction.reverse
@@ -321,12 +320,6 @@ def _tidy(steps: Steps, kept: Remembering, report: SyncRun) -> None:
 # ---- memory -------------------------------------------------------------------------------------------------------
 
 
-def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
-    if not kept.swept:
-        kept.memory.close_killed(now=clock)
-        kept.swept = True
-
-
 def _remember_scope(
     steps: Steps, memory: Memory, work: RunWork, before: RememberedScope | None, report: SyncRun
 ) -> None:
@@ -350,7 +343,11 @@ def _remember_scope(
 @contextmanager
 def recorded(report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[], float]) -> Iterator[None]:
     """Writes the run's file in the history: running, then done or failed. Successive rounds without changes share one
-    file, with the start of the first and the end of the last."""
+    file, with the start of the first and the end of the last. Marks runs of earlier processes that never ended as
+    killed: before this one is recorded as running, which would be one of them."""
+    if not kept.swept:
+        kept.memory.close_killed(now=clock)
+        kept.swept = True
     started = iso(clock())
     run = Run(id=report.run, policy=report.policy, started=started, epoch=lease.epoch)
     kept.unreached = None

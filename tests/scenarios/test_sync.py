@@ -247,6 +247,7 @@ def test_a_load_that_was_interrupted_is_ended_with_its_own_dump(pair: Lab) -> No
     pair.db("a").table("u", {"first": "1"})
     arguments = ["--config", str(pair.config()), "sync", pair.name]
     assert run_with(Fault("before", "thrift", "create table"), arguments).killed
+    assert [each.status for each in pair.memory.runs().runs] == ["running", "done"]
     (begun,) = {pair.target.metastore.database(f"{pair.name}_a").parameters["replicator.loading"]}
     pair.db("a").write("t", {"third": "3"})
     run = pair.sync()
