@@ -265,6 +265,38 @@ def is_directory(path: str, *, follow: bool = True) -> bool:
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
+_UNSUPPORTED = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP)
+_OWN_ATTRIBUTES = "user.replicator"  # about the bytes of one file
+
+
+def copy_rights(source: str, target: str) -> list[str]:
+    """Gives a local file or directory the owner, group, mode and extended attributes (POSIX ACLs are some) of another.
+    Returns what this user may not give, or the filesystem does not store. May run twice. Raises OSError."""
+    lacking = []
+    status, own = os.lstat(source), os.lstat(target)
+    for kind, wanted, now in (("owner", status.st_uid, own.st_uid), ("group", status.st_gid, own.st_gid)):
+        try:
+            if wanted != now:
+                os.lchown(target, *((wanted, -1) if kind == "owner" else (-1, wanted)))
+        except OSError as error:
+            _raise_unless(error, _UNSUPPORTED)
+            lacking.append(f"{kind} {wanted}")
+    for name in os.listxattr(source, follow_symlinks=False) if hasattr(os, "listxattr") else ():
+        if name.startswith(("user.", "system.posix_acl_")) and not name.startswith(_OWN_ATTRIBUTES):
+            try:
+                os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+            except OSError as error:
+                _raise_unless(error, _UNSUPPORTED)
+                lacking.append(name)
+    os.chmod(target, stat.S_IMODE(status.st_mode))  # last: a new owner clears some of its bits
+    return lacking
+
+
+def _raise_unless(error: OSError, expected: tuple[int, ...]) -> None:
+    if error.errno not in expected:
+        raise error
+
+
 def same_device(a: str, b: str) -> bool:
     """Returns True if two places, or their nearest parents, share a local device: links and renames may work."""
     return is_local(a) and is_local(b) and device(a) == device(b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -126,3 +127,31 @@ def test_a_table_that_is_one_file_is_told(warehouse: Warehouse) -> None:
     ((unit,),) = (table.units for table in done.tables)
     assert done.status == "partial" and unit["state"] == "SKIPPED" and "a file" in unit["reason"], done.tables
     assert file.read_text() == "10,goes\n11,stays\n"
+
+
+@pytest.mark.parametrize("stored", ["PARQUET", "RCFILE"])
+def test_new_directories_have_the_rights_of_the_old_ones(warehouse: Warehouse, stored: str) -> None:
+    warehouse.sql(
+        f"CREATE DATABASE rights_{stored}",
+        f"CREATE TABLE rights_{stored}.t (id BIGINT) PARTITIONED BY (k INT) STORED AS {stored}"
+        f" TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO rights_{stored}.t SELECT /*+ REPARTITION(2) */ id, 1 FROM range(0, 30)",
+    )
+    home = Path(warehouse.home_of(f"rights_{stored}.t"))
+    files = [path for path in (home / "k=1").iterdir() if path.name.startswith("part-")]
+    for path, mode in {home: 0o2770, home / "k=1": 0o2750, **dict.fromkeys(files, 0o640)}.items():
+        os.chown(path, 4711, 4712)
+        path.chmod(mode)
+        os.setxattr(path, "user.team", b"risk")
+
+    done = warehouse.purge(warehouse.root(f"rights_{stored}"), warehouse.ids, f"rights_{stored}")
+
+    assert done.status == "done", done
+    (unit,) = done.tables[0].units
+    new = Path(unit["new"].removeprefix("file:"))
+    written = [path for path in new.iterdir() if path.name.startswith("part-")]
+    assert written and new.parent.parent == home
+    for path, mode in {new.parent: 0o2770, new: 0o2750, **dict.fromkeys(written, 0o640)}.items():
+        status = path.stat()
+        found = (status.st_mode & 0o7777, status.st_uid, status.st_gid, os.getxattr(path, "user.team"))
+        assert found == (mode, 4711, 4712, b"risk"), path

@@ -10,7 +10,7 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import Refused
 from replicator.lifecycle.purge import tables
-from replicator.lifecycle.purge.options import WhiteList
+from replicator.lifecycle.purge.options import PurgeOptions, WhiteList
 from replicator.lifecycle.purge.searching import failed
 from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 
@@ -40,22 +40,29 @@ def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:
     assert warehouse.purge(root, warehouse.ids, "r.t").resumed is False
 
 
-def test_ids_that_a_column_cannot_hold_are_told(warehouse: Warehouse) -> None:
-    """Nobody knows whose rows they were to be: so none goes."""
+def test_ids_that_a_column_cannot_hold_are_named_and_the_others_erased(warehouse: Warehouse) -> None:
     warehouse.sql(
         "CREATE DATABASE l",
         "CREATE TABLE l.words AS SELECT explode(array('10', 'ten')) AS id",
         "CREATE TABLE l.large AS SELECT explode(array(10, 300)) AS id",
         f"CREATE TABLE l.t (id TINYINT) TBLPROPERTIES ({DESCRIPTOR})",
-        "INSERT INTO l.t VALUES (10), (11)",
+        "CREATE TABLE l.none AS SELECT 'ten' AS id",
     )
     for ids, output in (("l.words:id", "1 of 2 ids, such as 'ten'"), ("l.large:id", "1 of 2 ids, such as 300")):
-        done = warehouse.purge(warehouse.root("lossy"), ids, "l.t")
-        assert (
-            done.status == "partial"
-            and done.tables[0].error == f"{output}, cannot be converted to tinyint without loss"
-        ), done.tables
-    assert warehouse.rows("l.t") == [(10,), (11,)]
+        warehouse.sql("INSERT OVERWRITE l.t VALUES (10), (11)")
+        root = warehouse.root("lossy")
+        done = warehouse.purge(root, ids, "l.t")
+        wanted = {
+            "table": "l.t",
+            "reason": f"{output}, are no tinyint, the type of id: no row was searched for them",
+            "invalid": False,
+        }
+        assert done.gaps == [wanted] and done.rows_erased == 1, done
+        assert warehouse.rows("l.t") == [(11,)]
+        certificate = warehouse.certify(root, PurgeOptions(ids, "l.t", "privacy.column"), run="latest", expedited=True)
+        assert certificate.status == "gaps" and not certificate.searched
+    done = warehouse.purge(warehouse.root("lossy"), "l.none:id", "l.t")
+    assert done.tables[0].error == "1 of 1 ids, such as 'ten', are no tinyint: nothing can be searched"
 
 
 def test_places_that_are_not_a_partitions_own_are_left_alone(warehouse: Warehouse, tmp_path: Path) -> None:

@@ -237,10 +237,10 @@ def _rows_left(
     """Returns the number of rows with an id, and the gaps of the search."""
     parts = list(parts_of(metastore, table.table))
     try:
-        found, gaps = searched(ids, table, parts, look_at_all(engines, parts))
+        found, gaps = searched(ids, table, parts, look_at_all(engines, parts, table))
         return sum(searching.ask_counts(found).values()), gaps
     except searching.LossyIds as error:
-        raise UsageError(f"{table.name}: {error}", hint="correct the ids, then certify again") from error
+        return 0, [PurgeGap(table.name, f"not searched: {error}")]
     except Error:
         raise
     except Exception as error:

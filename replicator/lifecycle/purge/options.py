@@ -212,11 +212,13 @@ class PurgeGap(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Onboarded:
-    """A table to purge. field: the path to the field with ids, beginning with a column; type: the field's Hive type."""
+    """A table to purge. field: the path to the field with ids, beginning with a column; type: the field's Hive type.
+    former: names that the column had earlier, in lower case; None if the descriptor does not say."""
 
     table: Table
     field: tuple[str, ...]
     type: str
+    former: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -250,7 +252,11 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
     if not parts or parts[0] not in columns:
         return PurgeGap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
     try:
-        return Onboarded(table, parts, type_at(columns[parts[0]], parts[1:]))
+        former = _former(text)
+        if former and (len(parts) > 1 or set(former) & set(columns)):
+            why = "ids in a struct have no former columns" if len(parts) > 1 else "the table has a column of that name"
+            return PurgeGap(name, f"{DESCRIPTOR} names {', '.join(former)} as former: {why}", invalid=True)
+        return Onboarded(table, parts, type_at(columns[parts[0]], parts[1:]), former)
     except ValueError as error:
         return PurgeGap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
 
@@ -290,14 +296,30 @@ def _column(text: str, path: str) -> str:
     return str(value)
 
 
+def _former(text: str) -> tuple[str, ...] | None:
+    """Returns the earlier names of the ids' column, `{"ids": {"former": ["cust"]}}`. Raises ValueError."""
+    value = msgspec.json.decode(text)
+    match value:
+        case {"ids": {"former": str(name)}}:
+            names = [name]
+        case {"ids": {"former": list(names)}} if all(isinstance(name, str) and name for name in names):
+            pass
+        case {"ids": {"former": other}}:
+            raise ValueError(f"ids.former is not a list of columns: {msgspec.json.encode(other).decode()[:80]}")
+        case _:
+            return None
+    return tuple(dict.fromkeys(name.lower() for name in names))
+
+
 def _only(value: Any) -> str:
     """Returns the only text value in a descriptor for which no field path is configured."""
     found: list[str] = []
 
     def walk(each: Any) -> None:
         if isinstance(each, Mapping):
-            for below in each.values():
-                walk(below)
+            for name, below in each.items():
+                if name != "former":
+                    walk(below)
         elif isinstance(each, str):
             found.append(each)
 

@@ -22,7 +22,7 @@ from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
 from replicator.lifecycle.purge.ids import VIEW, Ids, hadoop_place
-from replicator.lifecycle.purge.options import Onboarded, PurgeGap, data_columns
+from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.table_files import Looked, Part, looks_tasks, run_looks_task
 
 # ---- matching --------------------------------------------------------------------------------------------------------
@@ -45,16 +45,17 @@ KEYS = VIEW + "_keys"
 
 
 class LossyIds(Exception):
-    """Raised for ids that a column's type cannot represent; the message contains an example."""
+    """Raised if a column's type can represent none of the ids; the message contains an example."""
 
 
 @dataclass(frozen=True)
 class Search:
     """The query for one table. `rows`: a DataFrame (file, key, rows); escaped: whether files are identified by URIs
-    (see `place_of`)."""
+    (see `place_of`). lossy: describes ids that the column's type cannot represent, which no row can equal; or ""."""
 
     rows: Any
     escaped: bool
+    lossy: str = ""
 
 
 def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
@@ -73,12 +74,14 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
         if "DATATYPE_MISMATCH" not in str(error):
             raise
         raise LossyIds(f"ids of type {ids.type} cannot be converted to {type_}") from error
-    lost = keys.where(f"key IS NULL OR NOT (try_cast(key AS {ids.type}) <=> id)")
+    same, count, lossy = f"try_cast(key AS {ids.type}) <=> id", ids.count, ""
+    lost = keys.where(f"key IS NULL OR NOT ({same})")
     if type_ != ids.type and (example := lost.limit(1).collect()):
-        raise LossyIds(
-            f"{lost.count():,} of {ids.count:,} ids, such as {example[0][0]!r}, "
-            f"cannot be converted to {type_} without loss"
-        )
+        count -= (lost_count := lost.count())
+        lossy = f"{lost_count:,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}"
+        if not count:
+            raise LossyIds(f"{lossy}: nothing can be searched")
+        keys = keys.where(f"key IS NOT NULL AND {same}")
     keys = keys.selectExpr("key")
     (keys.hint(ids.hint) if ids.hint else keys).createOrReplaceTempView(KEYS)
     column = key_column(onboarded)
@@ -86,11 +89,11 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     session.sql(f"REFRESH TABLE {table}")
     query = (
         f"SELECT m.file, m.key, count(*) AS rows FROM (SELECT input_file_name() AS file, {column} AS key FROM {table} t"
-        f" WHERE {column} IS NOT NULL AND {_bounds(keys, ids.count, column, type_)}) m"
+        f" WHERE {column} IS NOT NULL AND {_bounds(keys, count, column, type_)}) m"
         f" LEFT SEMI JOIN {KEYS} i ON m.key = i.key GROUP BY m.file, m.key"
     )
     rows = session.sql(query)
-    return Search(rows, escaped=not _by_serde(rows))
+    return Search(rows, escaped=not _by_serde(rows), lossy=lossy)
 
 
 def _by_serde(rows: Any) -> bool:
@@ -172,10 +175,11 @@ REPORTED = 100
 """The maximum number of a table's partitions that are reported as not searched; the others are counted."""
 
 
-def look_at_all(engines: AutoEngine, parts: Sequence[Part]) -> dict[str, Looked]:
-    """Lists each location. Must precede the search, so that later changes are noticed."""
+def look_at_all(engines: AutoEngine, parts: Sequence[Part], onboarded: Onboarded) -> dict[str, Looked]:
+    """Lists each location, and reads which columns its files have. Must precede the search, so that later changes are
+    noticed."""
     engine = engines.for_work(len(parts))
-    tasks = looks_tasks(parts)
+    tasks = looks_tasks(parts, onboarded)
     return {each.location: each for answer in engine.run(run_looks_task, tasks) for each in answer}
 
 
@@ -190,7 +194,82 @@ def searched(
     nested = any(each.nested for each in looked.values())
     uniform = all(_format_key(part.storage) == (own and _format_key(own)) for part in parts)
     found = search(ids, onboarded, converted=uniform and not nested)
-    return found, list(_gaps(onboarded.name, parts, looked, deep=not found.escaped))
+    gaps = list(_gaps(onboarded.name, parts, looked, deep=not found.escaped))
+    gaps += _unknown_with_ids(ids, onboarded, looked)
+    if found.lossy:
+        column = ".".join(onboarded.field)
+        gaps.append(PurgeGap(onboarded.name, f"{found.lossy}, the type of {column}: no row was searched for them"))
+    return _with_former(ids, onboarded, looked, found), gaps
+
+
+def _with_former(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looked], found: Search) -> Search:
+    """Adds the rows of files that have the ids in a former column only."""
+    places: dict[str, list[str]] = {}
+    for each in looked.values():
+        if each.columns.former:
+            places.setdefault(each.columns.kind, []).append(each.location)
+    rows = found.rows
+    file = "input_file_name()" if found.escaped else "url_decode(replace(input_file_name(), '+', '%2B'))"
+    for kind, several in places.items():
+        frame = by_path(ids.session, kind, several)
+        present = {name.lower() for name in frame.columns}
+        if onboarded.field[0] in present:
+            frame = frame.where(f"{quoted_name(onboarded.field[0])} IS NULL")
+        key = key_in(frame, onboarded)
+        keys = frame.alias("t").selectExpr(f"{file} AS file", f"{key} AS key").join(_keys(ids), "key", "left_semi")
+        rows = rows.union(keys.groupBy("file", "key").count().select("file", "key", "count"))
+    return Search(rows, found.escaped, found.lossy)
+
+
+def key_in(frame: Any, onboarded: Onboarded) -> str:
+    """Returns SQL for the ids in a DataFrame `t` of files: of the column, or of a former one."""
+    present = {name.lower() for name in frame.columns}
+    type_ = scalar_type(_comparable(onboarded.type))
+    former = [f"try_cast(t.{quoted_name(each)} AS {type_})" for each in onboarded.former or () if each in present]
+    own = [key_column(onboarded)] if onboarded.field[0] in present or not former else []
+    return own[0] if not former else f"coalesce({', '.join([*own, *former])})"
+
+
+def _keys(ids: Ids) -> Any:
+    keys = ids.session.table(KEYS)
+    return keys.hint(ids.hint) if ids.hint else keys
+
+
+def _unknown_with_ids(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looked]) -> Iterator[PurgeGap]:
+    """Yields columns that files have and the table has not, if their values are ids: of a column that was renamed or
+    dropped. A column of Avro is a gap with any values, as no reader of Spark's shows it."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for each in looked.values():
+        for name in each.columns.unknown:
+            places.setdefault((each.columns.kind, name), []).append(each.location)
+    for (kind, name), several in places.items():
+        column = f"the column {name} of its files, which the table does not have"
+        if kind == "avro":
+            yield PurgeGap(onboarded.name, f"not searched: {column}, such as in {several[0]}")
+            continue
+        try:
+            found = _ids_in(ids, onboarded, kind, name, several)
+        except Exception as error:
+            if not is_sparks(error):
+                raise
+            yield PurgeGap(onboarded.name, f"not searched: {column}: {failed(error).message}")
+            continue
+        if found:
+            file, rows = found
+            yield PurgeGap(
+                onboarded.name,
+                f"{column}, holds ids, such as {rows:,} in {file}: name it in ids.former of {DESCRIPTOR}, or remove it",
+            )
+
+
+def _ids_in(ids: Ids, onboarded: Onboarded, kind: str, name: str, places: Sequence[str]) -> tuple[str, int] | None:
+    """Returns a file that has ids in a column, and their number there."""
+    type_ = scalar_type(_comparable(onboarded.type))
+    frame = by_path(ids.session, kind, places, (Column(name, "string"),) if kind == "json" else ())
+    value = f"try_cast(CAST({quoted_name(name)} AS STRING) AS {type_})"
+    keys = frame.selectExpr("input_file_name() AS file", f"{value} AS key").join(_keys(ids), "key", "left_semi")
+    rows = keys.groupBy("file").count().limit(1).collect()
+    return (place_of(rows[0][0], escaped=True), rows[0][1]) if rows else None
 
 
 def _format_key(storage: Storage) -> tuple[str | None, str | None]:
@@ -206,6 +285,7 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
             reasons.append(f"files in sub-directories, such as {each.nested}")
         if each.misread:
             reasons.append(f"RCFiles compressed with bzip2, where Hive's reader misses rows, such as {each.misread}")
+        reasons += each.columns.reasons
         if each.unread:
             reasons.append(f"files that no reader reads as rows: {each.unread}")
         if reasons:

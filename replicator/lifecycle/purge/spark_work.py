@@ -28,8 +28,9 @@ from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.ids import hadoop_place, lost_columns
 from replicator.lifecycle.purge.options import Onboarded, data_columns, is_sparks
 from replicator.lifecycle.purge.rewrite.formats import Unsupported, check_by_spark
+from replicator.lifecycle.purge.rewrite.rewrite_task import give_rights
 from replicator.lifecycle.purge.searching import by_path, by_serde, place_of, settings
-from replicator.lifecycle.purge.swapping import Staged, Staging
+from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
 from replicator.lifecycle.purge.table_files import is_below, is_data, look_at
 
 # ---- rewriting by Spark ----------------------------------------------------------------------------------------------
@@ -63,7 +64,10 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: 
     staged.rows, staged.erased = before, before - written
     staged.bytes = sum(state.size for state in staging.look.files)
     staged.files_before = sum(is_data(state.path_relative) for state in staging.look.files)
+    staged.lacking = give_directories(staging)
+    example = join(part.location, min(staging.matched))
     for state in look_at(staging.new).files:
+        staged.lacking = give_rights(example, join(staging.new, state.path_relative)) or staged.lacking
         if is_data(state.path_relative):
             staged.files += 1
             staged.rewritten += 1
@@ -293,7 +297,7 @@ def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
     """Hashes all columns, including null flags, because the hash itself ignores nulls."""
     values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
     file = "xxhash64(input_file_name())" if escaped else "input_file_name()"
-    reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{searching.key_column(onboarded)} AS key"]
+    reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{searching.key_in(frame, onboarded)} AS key"]
     return frame.alias("t").selectExpr(*reported)
 
 

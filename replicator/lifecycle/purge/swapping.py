@@ -21,7 +21,14 @@ from replicator.core.runtime import Advance
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectNotFound
 from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.rewrite.formats import FileFormat
-from replicator.lifecycle.purge.rewrite.rewrite_task import FileDone, FilesTask, FileWork, run_files_task, sweep_staging
+from replicator.lifecycle.purge.rewrite.rewrite_task import (
+    FileDone,
+    FilesTask,
+    FileWork,
+    give_rights,
+    run_files_task,
+    sweep_staging,
+)
 from replicator.lifecycle.purge.state import Counted, PurgeRun, RunDirectory, runs
 from replicator.lifecycle.purge.table_files import SIBLING, Look, Part, is_data, look_at, parts_of
 from replicator.lifecycle.removal.live import LiveLocations
@@ -322,7 +329,8 @@ class Staging:
 @dataclass
 class Staged:
     """A part that was written. error: why it may not be swapped; final: a retry would not help; by_spark: Spark might
-    be able to write it; checksums: of the old contents of rewritten files."""
+    be able to write it; checksums: of the old contents of rewritten files; lacking: rights of the old directory or
+    files that the new ones do not have."""
 
     staging: Staging
     rows: int = 0
@@ -336,6 +344,7 @@ class Staged:
     error: str = ""
     final: bool = False
     by_spark: bool = False
+    lacking: str = ""
 
     @property
     def figures(self) -> Figures:
@@ -392,8 +401,9 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, advance:
             _count(staged[outcome.partition], outcome)
         written = [outcome.size for outcome in outcomes if outcome.checksum]
         advance(0, files=len(written), size=sum(written))
-    for staging in stagings:
-        sweep_staging(staging.new)
+    for each in staged.values():
+        sweep_staging(each.staging.new)
+        each.lacking = give_directories(each.staging) or each.lacking
     for above in {staging.new for staging in stagings if is_local(staging.new)}:
         located(above).sync()
         break  # one call for the entire filesystem
@@ -402,7 +412,27 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, advance:
     return list(staged.values())
 
 
+def give_directories(staging: Staging) -> str:
+    """Gives the new directories the rights of those that they replace, and their parent those of the old parent.
+    Returns what they lack. May run twice."""
+    old, new = staging.part.location, staging.new
+    lacking = []
+    if any(state.size for state in staging.look.files):
+        by_file = () if staging.format.kind == "spark" else staging.look.files  # Spark writes no sub-directories
+        below = {""} | {above for state in by_file for above in _above(state.path_relative)}
+        lacking = [give_rights(join(old, each), join(new, each)) for each in sorted(below, reverse=True)]
+    lacking.append(give_rights(parent(old.rstrip("/")), parent(new)))
+    return next(filter(None, lacking), "")
+
+
+def _above(name: str) -> Iterator[str]:
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        yield name
+
+
 def _count(staged: Staged, done: FileDone) -> None:
+    staged.lacking = staged.lacking or done.lacking
     staged.error = staged.error or done.error
     staged.final = staged.final or done.final
     staged.by_spark = staged.by_spark or done.by_spark

@@ -171,7 +171,7 @@ class TableWork:
         """Searches a table. parts: all its partitions."""
         done.partitions = max(done.partitions, len(parts))
         with self._task("list", onboarded):
-            looked = look_at_all(self.remover.engine, parts)
+            looked = look_at_all(self.remover.engine, parts, onboarded)
         found, done.gaps = searched(self.ids, onboarded, parts, looked)
         digests = {location: each.digest for location, each in looked.items()}
         return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
@@ -326,7 +326,9 @@ class TableWork:
         flipped = flip(self.metastore, onboarded.table, wanted)
         changed |= flipped.changed
         swapped = [
-            by_name[name].at("SWAPPED", self.remover.clock, backup="kept", event=flipped.event)
+            by_name[name].at(
+                "SWAPPED", self.remover.clock, backup="kept", event=flipped.event, reason=_lacking(staged[name])
+            )
             for name in flipped.swapped
         ]
         self.directory.write_units(swapped)
@@ -382,7 +384,12 @@ def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> File
     """Returns the format of a part's files. files: names relative to the location. Raises Unsupported."""
     if "" in files:
         raise Unsupported(f"{part.location} is a file, but a purge swaps directories")
-    return format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
+    found = format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
+    return msgspec.structs.replace(found, former=onboarded.former or ())
+
+
+def _lacking(staged: Staged) -> str:
+    return f"the new files lack rights of the old ones: {staged.lacking}" if staged.lacking else ""
 
 
 def _figured(unit: Unit, staged: Staged) -> Unit:

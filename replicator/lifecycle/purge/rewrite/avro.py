@@ -59,6 +59,11 @@ def rewrite_avro(
     return rows, dropped
 
 
+def read_schema(source: BinaryIO) -> AvroType:
+    """Returns the writer's schema of a file. Raises FormatError, Unsupported."""
+    return _Container(Input(source)).schema
+
+
 def count_avro(source: BinaryIO) -> int:
     file = Input(source)
     return sum(count for count, _ in _Container(file).blocks(read=False)) if file.left else 0

@@ -16,7 +16,7 @@ import struct
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -70,12 +70,15 @@ def rewrite_parquet(
     field: tuple[str, ...],
     keys: pa.Array,
     padded: bool = False,
+    former: Sequence[str] = (),
 ) -> Counts:
-    """Copies a file except the rows whose field is one of `keys`; null fields are retained. Schema, keys and writer in
+    """Copies a file except the rows whose field is one of `keys`; null fields are retained. former: names of the field,
+    if the file does not have it. Schema, keys and writer in
     the footer equal the source's, byte for byte, and so do the codec of each column, dictionaries, row groups (those
     larger than GROUP_BYTES are split), sorting, and which columns have bloom filters and page indexes. Every remaining
     value has the same bytes. padded: ignores blanks at the end of a text. Raises Unsupported."""
     footer = parquet_footer.read_footer(source)
+    field = present(list(parquet_footer.top_columns(footer)), field, former)
     bare = parquet_footer.bare(footer, field)
     metadata = pq.read_metadata(io.BytesIO(parquet_footer.as_file(bare.footer)))
     file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
@@ -208,6 +211,7 @@ def rewrite_orc(
     field: tuple[str, ...],
     keys: pa.Array,
     padded: bool = False,
+    former: Sequence[str] = (),
 ) -> Counts:
     """Does the same for ORC, stripe by stripe: types with their attributes, keys, calendar and the zone of timestamps
     equal the source's. Raises OnlyBySpark for data that pyarrow cannot represent, Unsupported if no writer can."""
@@ -225,7 +229,7 @@ def rewrite_orc(
     file = orc.ORCFile(source if zone == GMT else with_zone(source, tail, GMT, tail.footer, False))
     if all(re.fullmatch(r"_col\d+", name) for name in file.schema.names):
         raise OnlyBySpark("ORC without column names")
-    path = _path(file.schema, field)
+    path = _path(file.schema, present(file.schema.names, field, former))
     wanted = _as_type(keys, _type_at(file.schema, path))
     rows, dropped = 0, Counter[int]()
     with target as out, tempfile.TemporaryFile() as staged:
@@ -278,6 +282,13 @@ def count_orc(source: BinaryIO) -> int:
     from pyarrow import orc
 
     return int(orc.ORCFile(source).nrows)
+
+
+def present(names: Sequence[str], field: tuple[str, ...], former: Sequence[str]) -> tuple[str, ...]:
+    """Returns the field, or its former column if a file with columns of these names has only that."""
+    lower = [name.lower() for name in names]
+    earlier = [name for name in former if name in lower]
+    return (earlier[0],) if len(earlier) == 1 and field[0] not in lower else field
 
 
 def _path(schema: pa.Schema, field: tuple[str, ...]) -> tuple[str, ...]:

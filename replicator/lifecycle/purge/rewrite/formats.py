@@ -164,7 +164,8 @@ class FileFormat(msgspec.Struct, frozen=True):
     """A file format. kind: selects reader and writer; by: the engine whose reader of that kind is emulated. column: the
     column of ids, by its index (`text`, `csv`); field: by name. separator, quote, escape, null: of text; header: each
     file begins with a line of names. rows: the format of the values in a `sequence` file. spellings: the possible names
-    of each part of `field` in an `avro` file; empty: the same names."""
+    of each part of `field` in an `avro` file; empty: the same names. former: columns that have the ids in `parquet` and
+    `orc` files without `field`."""
 
     kind: Kind
     column: int = 0
@@ -178,6 +179,7 @@ class FileFormat(msgspec.Struct, frozen=True):
     rows: Literal["text", "csv", "json"] = "text"
     spellings: tuple[Names, ...] = ()
     by: Literal["hive", "spark"] = "hive"
+    former: tuple[str, ...] = ()
 
 
 class Unsupported(Exception):

@@ -394,7 +394,7 @@ def rewrite_lines(
     with ExitStack() as stack:
         read = decompressed(name, source)
         write = stack.enter_context(compressed(name, stack.enter_context(target)))
-        for number, lines in enumerate(_lines(read)):
+        for number, lines in enumerate(lines_of(read)):
             if number == 0:
                 lines = _without_start(lines, write, format_.header)
             found = [key_of(line.rstrip(b"\r\n")) for line in lines]
@@ -423,11 +423,11 @@ def _without_start(lines: list[bytes], write: BinaryIO, header: bool) -> list[by
 
 
 def count_lines(name: str, source: BinaryIO, format_: FileFormat) -> int:
-    total = sum(len(lines) for lines in _lines(decompressed(name, source)))
+    total = sum(len(lines) for lines in lines_of(decompressed(name, source)))
     return total - 1 if format_.header and total else total
 
 
-def _lines(read: BinaryIO) -> Iterator[list[bytes]]:
+def lines_of(read: BinaryIO) -> Iterator[list[bytes]]:
     """Yields batches of lines with their ends; as in Hadoop, lines end with LF, CR or both."""
     rest = b""
     while chunk := read.read(CHUNK):

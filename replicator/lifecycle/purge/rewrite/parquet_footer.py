@@ -284,6 +284,14 @@ def leaves(footer: Struct) -> list[Leaf]:
     return found
 
 
+def top_columns(footer: Struct) -> dict[str, bool]:
+    """Returns the names of the columns, in order, with True for scalars; of equal names, the last one counts."""
+    found: dict[str, bool] = {}
+    for leaf in leaves(footer):
+        found[leaf.path[0]] = len(leaf.path) == 1
+    return found
+
+
 def columns_of(footer: Struct, index: int) -> Iterator[Struct]:
     """Returns the metadata of one column in each row group."""
     return (given(chunk, COLUMN) for number, chunk in _chunks(footer) if number == index)

@@ -17,9 +17,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.errors import Error
+from cmroot.errors import Error, NotWritable
 from cmroot.store.checksum import checksum_at
-from cmroot.store.local import staging_name
+from cmroot.store.hdfs import ATTRIBUTES, carry_attributes
+from cmroot.store.local import copy_rights, staging_name
 from cmroot.store.place import Place, is_local, local_path, located
 from cmroot.store.spelling import naming
 from replicator.lifecycle.purge.rewrite.avro import count_avro, rewrite_avro
@@ -53,7 +54,8 @@ class FilesTask(msgspec.Struct, frozen=True):
 
 class FileDone(msgspec.Struct, frozen=True):
     """The result for one file. checksum: of the source of a rewritten file, empty for a hard-linked one; error: why it
-    failed; final: retries cannot succeed; by_spark: Spark may be able to rewrite the entire partition."""
+    failed; final: retries cannot succeed; by_spark: Spark may be able to rewrite the entire partition; lacking: rights
+    of the source that the new file does not have."""
 
     partition: str
     name: str
@@ -65,6 +67,7 @@ class FileDone(msgspec.Struct, frozen=True):
     error: str = ""
     final: bool = False
     by_spark: bool = False
+    lacking: str = ""
 
 
 def run_files_task(task: FilesTask) -> list[FileDone]:
@@ -85,23 +88,38 @@ def _first_line(error: Exception) -> str:
 
 
 def _carry(format_: FileFormat, work: FileWork) -> FileDone:
-    carry(work)
+    lacking = carry(work)
     rows = _count(format_, work.target) if work.data else 0
-    return FileDone(work.partition, work.name, work.size, work.size, rows)
+    return FileDone(work.partition, work.name, work.size, work.size, rows, lacking=lacking)
 
 
-def carry(work: FileWork) -> None:
-    """Hard-links a file, or copies it if links are unsupported. May run twice."""
+def carry(work: FileWork) -> str:
+    """Hard-links a file, or copies it with its rights if links are unsupported. Returns rights that the copy lacks. May
+    run twice."""
     if is_local(work.source):
         source, target = local_path(work.source), local_path(work.target)
         with naming(target):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             try:
                 _link(source, target)
+                return ""
             except OSError:  # links are unsupported, or there are too many
-                _copy(work)
-    else:
-        _copy(work)
+                pass
+    _copy(work)
+    return give_rights(work.source, work.target)
+
+
+def give_rights(source: str, target: str) -> str:
+    """Gives a file or directory the rights of the one that it replaces: owner, group, mode, ACL, extended attributes;
+    on HDFS the replication factor, too. Returns a text that names those it cannot have; "" if it has all. Object stores
+    have none of these. May run twice."""
+    if is_local(source) and is_local(target):
+        return ", ".join(copy_rights(local_path(source), local_path(target)))
+    try:
+        carry_attributes(source, target, ATTRIBUTES)
+    except NotWritable as error:
+        return _first_line(error)
+    return ""
 
 
 def _link(source: str, target: str) -> None:
@@ -126,13 +144,14 @@ def _copy(work: FileWork) -> None:
 
 def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
     keys, expected = read_keys(task.found, work.uri)
-    target, padded = _writing(work.target), task.format.type.startswith("char")
+    target, format_ = _writing(work.target), task.format
+    padded = format_.type.startswith("char")
     with located(work.source).open_read() as source:
         match task.format.kind:
             case "parquet":
-                rows, left_out = rewrite_parquet(source, target, task.format.field, keys, padded)
+                rows, left_out = rewrite_parquet(source, target, format_.field, keys, padded, format_.former)
             case "orc":
-                rows, left_out = rewrite_orc(source, target, task.format.field, keys, padded)
+                rows, left_out = rewrite_orc(source, target, format_.field, keys, padded, format_.former)
             case "avro":
                 rows, left_out = rewrite_avro(source, target, task.format, keys)
             case "sequence":
@@ -147,17 +166,10 @@ def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
     after = _count(task.format, work.target)
     if after != rows - dropped:
         raise Unsupported(f"{rows:,} rows less {dropped:,} do not equal the {after:,} rows that were written")
-    if is_local(work.source) and is_local(work.target):
-        _as_accessible(work)
+    lacking = give_rights(work.source, work.target)
     checksum = checksum_at(work.source)[0]
-    return FileDone(work.partition, work.name, work.size, located(work.target).size(), rows, dropped, checksum)
-
-
-def _as_accessible(work: FileWork) -> None:
-    status = os.stat(local_path(work.source))
-    os.chmod(local_path(work.target), status.st_mode & 0o7777)
-    if os.geteuid() == 0:
-        os.chown(local_path(work.target), status.st_uid, status.st_gid)
+    size_after = located(work.target).size()
+    return FileDone(work.partition, work.name, work.size, size_after, rows, dropped, checksum, lacking=lacking)
 
 
 def _writing(place: str) -> AbstractContextManager[BinaryIO]:

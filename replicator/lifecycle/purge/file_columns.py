@@ -1,0 +1,252 @@
+"""The columns that each file has, against the columns by which its table is searched. Reads footers, headers and JSON.
+
+A search reads files by the table's present description. A file that was written under another one may hold ids in a
+column that no reader looks at: before a rename, under a name in another case, at another position, in a column that was
+dropped since. Such files are gaps of the search, by name. Runs in the tasks that list the files.
+
+A descriptor can name the earlier columns of the ids, `"ids": {"former": ["cust"]}`: files without the present column
+are then searched by the former one. An empty list declares that files without the column hold no ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmroot.store.place import join, located
+from replicator.core.model import Storage
+from replicator.errors import Error
+from replicator.lifecycle.purge.options import Onboarded, data_columns
+from replicator.lifecycle.purge.rewrite import parquet_footer
+from replicator.lifecycle.purge.rewrite.avro import read_schema
+from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, Unsupported, format_of
+from replicator.lifecycle.purge.rewrite.line_files import decompressed, lines_of
+
+SHOWN = 3  # columns and files that a reason names
+UNKNOWN = 20
+"""The number of columns unknown to the table that are searched by value; a location with more is a gap."""
+
+_BY_POSITION = ("parquet.column.index.access", "orc.force.positional.evolution")
+"""Properties by which Hive reads columns by their position, while Spark reads them by name."""
+_UNNAMED = re.compile(r"_col\d+")
+
+Field = tuple[str, tuple["Field", ...]]
+"""A column of a file, and the fields in it. `(..., ())` of a scalar."""
+COMPLEX: tuple[Field, ...] = (("", ()),)
+"""The fields of an array or map, in which no id is looked for."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """How the files of a location are searched. path: the possible names of the ids' column and of the fields in it,
+    each with its own first; exact: names are case-sensitive. columns: of the table, in lower case; index: of the ids'
+    column among those of the partition, -1 if it differs from the table's. positional: Hive reads by position. former:
+    see `Onboarded`."""
+
+    kind: Kind
+    path: tuple[Names, ...]
+    exact: bool
+    columns: frozenset[str]
+    index: int
+    positional: bool
+    former: tuple[str, ...] | None
+
+
+class FileColumns(msgspec.Struct, frozen=True):
+    """What was found at one location. kind: of its files; reasons: why files may hold ids that the search does not see;
+    unknown: scalar columns that the table does not have; former: whether a file has the ids in a former column."""
+
+    kind: Kind = "spark"
+    reasons: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    former: bool = False
+
+
+def wanted(onboarded: Onboarded, storage: Storage) -> Wanted | None:
+    """Returns how a partition's files are searched; None if files of the format have no names of columns."""
+    table = onboarded.table
+    try:
+        format_ = format_of(table, storage, onboarded.field, onboarded.type)
+    except Unsupported:
+        return None  # named with its reason where rows are found; the search fails or reads it by the serde
+    if format_.kind not in ("parquet", "orc", "avro", "json"):
+        return None
+    names = [column.name.lower() for column in data_columns(table)]
+    own = [column.name.lower() for column in storage.columns] or names
+    index = names.index(onboarded.field[0])
+    properties = {**table.parameters, **storage.parameters, **storage.serde.parameters}
+    settings = {key.lower(): value.strip().lower() for key, value in properties.items()}
+    return Wanted(
+        format_.kind,
+        format_.spellings or tuple((part,) for part in format_.field),
+        format_.kind == "json" and format_.by == "spark",
+        frozenset((*names, *own)),
+        index if own[index : index + 1] == [onboarded.field[0]] else -1,
+        any(settings.get(each) == "true" for each in _BY_POSITION),
+        onboarded.former,
+    )
+
+
+def columns_at(location: str, names: Sequence[str], how: Wanted) -> FileColumns:
+    """Reads the columns of the files of one location. names: of its data files."""
+    reasons: dict[str, list[str]] = {}
+    unknown: dict[str, bool] = {}
+    former = False
+    for name in names:
+        try:
+            with located(join(location, name)).open_read() as source:
+                found = _json_of(name, source, how) if how.kind == "json" else _found(how, _fields(how.kind, source))
+        except (Error, Unsupported, OSError, pa.ArrowException) as error:
+            text = (str(error) or type(error).__name__).splitlines()[0][:200]
+            found = _File(f"whose columns cannot be read ({text})")
+        if found.reason:
+            reasons.setdefault(found.reason, []).append(name)
+        unknown |= found.unknown
+        former |= found.former
+    for name in [name for name, is_scalar in unknown.items() if not is_scalar]:
+        reasons.setdefault(
+            f"with a column {name}, which the table does not have, and in which nothing is looked for", []
+        )
+    scalars = sorted(name for name, is_scalar in unknown.items() if is_scalar)
+    if len(scalars) > UNKNOWN:
+        reasons[f"with {len(scalars):,} columns that the table does not have, such as {scalars[0]}"] = []
+        scalars = []
+    return FileColumns(how.kind, tuple(_sentence(*each) for each in reasons.items()), tuple(scalars), former)
+
+
+def _sentence(reason: str, names: Sequence[str]) -> str:
+    if not names:
+        return f"files {reason}"
+    count = "a file" if len(names) == 1 else f"{len(names):,} files"
+    return f"{count} {reason}, such as {names[0]}" if len(names) > 1 else f"the file {names[0]} {reason}"
+
+
+class _File(msgspec.Struct, frozen=True):
+    """What one file shows. `unknown`: columns, with True for scalars."""
+
+    reason: str = ""
+    unknown: dict[str, bool] = {}
+    former: bool = False
+
+
+def _found(how: Wanted, fields: Sequence[Field]) -> _File:
+    if how.kind == "orc" and fields and all(_UNNAMED.fullmatch(name) for name, _ in fields):
+        if how.index < 0:
+            return _File("without names of columns, in a partition whose columns have another order than its table's")
+        return _File() if how.index < len(fields) else _missing(how, fields)
+    if how.positional and how.kind != "avro":
+        at = fields[how.index][0].lower() if 0 <= how.index < len(fields) else ""
+        if at != how.path[0][0]:
+            return _File(f"in which Hive reads the ids by position, from the column {at or '(none)'}")
+    known = how.columns | {name.lower() for name in how.path[0]}
+    unknown = {name: below == () for name, below in fields if name.lower() not in known}
+    lower = [name.lower() for name, _ in fields]
+    earlier = [name for name in how.former or () if name in lower and len(how.path) == 1]
+    if how.path[0][0] in lower and earlier:
+        return _File(f"with the columns {how.path[0][0]} and {earlier[0]}, both of ids", unknown)
+    if not any(name.lower() in lower for name in how.path[0]):
+        if len(earlier) == 1 and how.kind in ("parquet", "orc"):
+            rest = {name: scalar for name, scalar in unknown.items() if name.lower() != earlier[0]}
+            return _File("", rest, former=True)
+        return msgspec.structs.replace(_missing(how, fields, earlier), unknown=unknown)
+    return _File(_at_path(how, fields), unknown)
+
+
+def _missing(how: Wanted, fields: Sequence[Field], earlier: Sequence[str] = ()) -> _File:
+    """Describes a file without the column of the ids; nothing, if the descriptor declares that it holds none."""
+    if how.former is not None and not earlier:
+        return _File()
+    shown = ", ".join(name for name, _ in fields[:SHOWN]) + (", ..." if len(fields) > SHOWN else "")
+    return _File(f"without a column {how.path[0][0]} (columns: {shown})")
+
+
+def _at_path(how: Wanted, fields: Sequence[Field]) -> str:
+    """Returns why the ids are not found in a file exactly once, or ""."""
+    for names in how.path:
+        lower = {name.lower() for name in names}
+        found = [(name, below) for name, below in fields if name.lower() in lower]
+        if len(found) != 1:
+            return f"with {len(found)} columns named {names[0]}" if found else f"without a field {names[0]}"
+        fields = found[0][1]
+    return ""
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _fields(kind: Kind, source: BinaryIO) -> tuple[Field, ...]:
+    """Returns the columns of a file, in order. Raises Unsupported, pa.ArrowException, OSError."""
+    if kind == "avro":
+        return _of_record(read_schema(source))
+    if kind == "orc":
+        from pyarrow import orc
+
+        schema = orc.ORCFile(source).schema
+        return tuple((each.name, _of_type(each.type)) for each in schema)
+    try:
+        return tuple((each.name, _of_type(each.type)) for each in pq.read_schema(source))
+    except pa.ArrowException:
+        return _of_footer(parquet_footer.top_columns(parquet_footer.read_footer(source)))
+
+
+def _of_footer(tops: Mapping[str, bool]) -> tuple[Field, ...]:
+    return tuple((name, () if is_scalar else COMPLEX) for name, is_scalar in tops.items())
+
+
+def _of_type(type_: pa.DataType) -> tuple[Field, ...]:
+    if pa.types.is_struct(type_):
+        return tuple((each.name, _of_type(each.type)) for each in type_) or COMPLEX
+    return COMPLEX if pa.types.is_nested(type_) else ()
+
+
+def _of_record(type_: AvroType) -> tuple[Field, ...]:
+    records = [each for each in (type_, *type_.inner) if each.kind == "record"]
+    if len(records) == 1 and type_.kind in ("record", "union"):
+        return tuple((each.name, _of_record(each.type)) for each in records[0].fields) or COMPLEX
+    kinds = {type_.kind, *(each.kind for each in type_.inner)}
+    return COMPLEX if kinds & {"array", "map", "record"} else ()
+
+
+def _json_of(name: str, source: BinaryIO, how: Wanted) -> _File:
+    """Reads all lines: each record has its own names. A record without the ids' field is one without an id, unless it
+    has fields that the table does not know."""
+    unknown: dict[str, bool] = {}
+    missing = 0
+    for record in _records(name, source):
+        fields = _members(record)
+        spelled = [each for each, _ in fields] if how.exact else [each.lower() for each, _ in fields]
+        strange = {each: below == () for each, below in fields if _is_strange(each, how)}
+        if len(unknown) <= UNKNOWN:
+            unknown |= strange
+        missing += bool(strange) and how.path[0][0] not in spelled
+    if not missing or how.former == ():
+        return _File("", unknown)
+    others = ", ".join(list(unknown)[:SHOWN])
+    reason = f"with records that have no {how.path[0][0]}, but fields that the table does not have ({others})"
+    return _File(reason, unknown)
+
+
+def _is_strange(name: str, how: Wanted) -> bool:
+    """Returns True for a field that no column shows; for Spark, also one that differs from the ids' in case."""
+    if how.exact and name != how.path[0][0] and name.lower() == how.path[0][0].lower():
+        return True
+    return name.lower() not in how.columns
+
+
+def _records(name: str, source: BinaryIO) -> Iterator[dict[str, object]]:
+    for lines in lines_of(decompressed(name, source)):
+        for line in lines:
+            try:
+                found = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue  # no reader finds an id in it
+            if isinstance(found, dict):
+                yield found
+
+
+def _members(record: Mapping[str, object]) -> tuple[Field, ...]:
+    return tuple((name, COMPLEX if isinstance(value, dict | list) else ()) for name, value in record.items())

@@ -1,0 +1,174 @@
+"""Files whose columns are not those of their table: what a search cannot see has no certificate."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from purges import Warehouse
+from pyarrow import orc
+
+from replicator.lifecycle.purge.options import PurgeOptions
+
+pytestmark = pytest.mark.removals
+
+
+def described(**ids: Any) -> str:
+    text = json.dumps({"privacy": {"column": "customer"}, **({"ids": ids} if ids else {})})
+    return f"TBLPROPERTIES ('dataset.descriptor'='{text}')"
+
+
+@pytest.fixture
+def people(warehouse: Warehouse, tmp_path: Path) -> Any:
+    """Makes a table of a format over a directory that already has files with the column `cust`."""
+    warehouse.sql("CREATE DATABASE IF NOT EXISTS col")
+
+    def make(name: str, stored: str, **ids: Any) -> Path:
+        home = tmp_path / name
+        warehouse.sql(
+            f"CREATE TABLE col.old_{name} (cust BIGINT, v STRING) {stored} LOCATION '{home}'",
+            f"INSERT INTO col.old_{name} SELECT id, concat('before', id) FROM range(0, 30, 1, 1)",
+            f"DROP TABLE col.old_{name}",
+            f"CREATE TABLE col.{name} (customer BIGINT, v STRING) {stored} LOCATION '{home}' {described(**ids)}",
+            f"INSERT INTO col.{name} SELECT id, concat('after', id) FROM range(0, 30, 1, 1)",
+        )
+        return home
+
+    yield make
+    warehouse.drop("col")
+
+
+def certified(warehouse: Warehouse, root: Any, table: str) -> Any:
+    asked = PurgeOptions(warehouse.ids, table, "privacy.column")
+    return warehouse.certify(root, asked, run="latest", expedited=True)
+
+
+FORMATS = {
+    "parquet": "STORED AS PARQUET",
+    "spark_parquet": "USING parquet",
+    "orc": "STORED AS ORC",
+    "avro": "STORED AS AVRO",
+    "json": "USING json",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_from_before_a_rename_of_the_column_are_not_certified(
+    warehouse: Warehouse, people: Any, name: str
+) -> None:
+    people(name, FORMATS[name])
+    root = warehouse.root(f"renamed_{name}")
+
+    done = warehouse.purge(root, warehouse.ids, f"col.{name}")
+
+    assert done.gaps and done.tables[0].rows_erased == 3
+    reasons = " ".join(gap["reason"] for gap in done.gaps)
+    assert re.search(r"customer\b.*\bcust\b", reasons), reasons
+    certificate = certified(warehouse, root, f"col.{name}")
+    assert certificate.status == "gaps" and not certificate.searched, certificate
+
+
+@pytest.mark.parametrize("name", ["parquet", "spark_parquet", "orc"])
+def test_a_former_column_is_searched_and_its_rows_are_erased(warehouse: Warehouse, people: Any, name: str) -> None:
+    people(name, FORMATS[name], former=["cust"])
+    root = warehouse.root(f"former_{name}")
+
+    done = warehouse.purge(root, warehouse.ids, f"col.{name}")
+
+    assert done.status == "done" and done.tables[0].rows_erased == 6, done
+    read = pq.read_table if "parquet" in name else orc.read_table
+    left: dict[str, list[int]] = {}
+    for path in Path(warehouse.home_of(f"col.{name}")).glob("part-*"):
+        table = read(path)
+        left[table.column_names[0]] = table.column(0).to_pylist()
+    kept = [number for number in range(30) if number % 10]
+    assert left == {"cust": kept, "customer": kept}
+    assert certified(warehouse, root, f"col.{name}").status == "certified"
+
+
+def write_parquet(path: Path, **columns: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_columns_that_the_table_lost_are_named_where_they_hold_ids(warehouse: Warehouse, tmp_path: Path) -> None:
+    warehouse.sql("CREATE DATABASE lost")
+    numbers = pa.array([1, 2, 3])
+    for name, values in {"ids": [10, 11, 12], "others": [111, 112, 113]}.items():
+        write_parquet(tmp_path / name / "one.parquet", customer=numbers, friend=pa.array(values))
+        warehouse.sql(
+            f"CREATE TABLE lost.{name} (customer BIGINT) STORED AS PARQUET LOCATION '{tmp_path / name}' {described()}"
+        )
+    write_parquet(tmp_path / "nested" / "one.parquet", customer=numbers, more=pa.array([[10], [], []]))
+    warehouse.sql(
+        f"CREATE TABLE lost.nested (customer BIGINT) STORED AS PARQUET LOCATION '{tmp_path / 'nested'}' {described()}"
+    )
+    done = warehouse.purge(warehouse.root("lost"), warehouse.ids, "lost")
+    reasons = {gap["table"]: gap["reason"] for gap in done.gaps}
+    assert set(reasons) == {"lost.ids", "lost.nested"}, reasons
+    assert "friend" in reasons["lost.ids"] and "holds ids" in reasons["lost.ids"]
+    assert "a column more" in reasons["lost.nested"]
+
+
+def test_files_without_the_column_are_gaps_until_the_descriptor_says_that_they_hold_none(
+    warehouse: Warehouse, tmp_path: Path
+) -> None:
+    warehouse.sql("CREATE DATABASE without")
+    for name, ids in {"unsaid": {}, "declared": {"former": []}}.items():
+        write_parquet(tmp_path / name / "old.parquet", v=pa.array(["a"]))
+        write_parquet(tmp_path / name / "new.parquet", customer=pa.array([10, 11]), v=pa.array(["b", "c"]))
+        warehouse.sql(
+            f"CREATE TABLE without.{name} (customer BIGINT, v STRING) STORED AS PARQUET LOCATION '{tmp_path / name}'"
+            f" {described(**ids)}"
+        )
+    done = warehouse.purge(warehouse.root("without"), warehouse.ids, "without")
+    (gap,) = done.gaps
+    assert gap["table"] == "without.unsaid" and "old.parquet without a column customer" in gap["reason"], gap
+    assert [table.rows_erased for table in done.tables] == [1, 1]
+
+
+def test_columns_that_hive_reads_by_position_and_spark_by_name_are_gaps(warehouse: Warehouse, tmp_path: Path) -> None:
+    warehouse.sql("CREATE DATABASE pos")
+    write_parquet(tmp_path / "t" / "one.parquet", v=pa.array(["a", "b"]), customer=pa.array([10, 11]))
+    warehouse.sql(
+        f"CREATE TABLE pos.t (customer BIGINT, v STRING) STORED AS PARQUET LOCATION '{tmp_path / 't'}' {described()}",
+        "ALTER TABLE pos.t SET TBLPROPERTIES ('parquet.column.index.access'='true')",
+    )
+    done = warehouse.purge(warehouse.root("pos"), warehouse.ids, "pos.t")
+    assert "in which Hive reads the ids by position, from the column v" in done.gaps[0]["reason"], done.gaps
+
+
+def test_fields_of_json_in_another_case_are_gaps(warehouse: Warehouse, tmp_path: Path) -> None:
+    warehouse.sql("CREATE DATABASE cased")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.json").write_text('{"customer":10,"v":"a"}\n{"v":"none"}\n')
+    warehouse.sql(
+        f"CREATE TABLE cased.t (customer BIGINT, v STRING) USING json LOCATION '{tmp_path / 't'}' {described()}"
+    )
+    root = warehouse.root("cased")
+    assert warehouse.purge(root, warehouse.ids, "cased.t").status == "done"
+    home = Path(warehouse.home_of("cased.t"))
+    (home / "b.json").write_text('{"Customer":20,"v":"b"}\n')
+    done = warehouse.purge(root, warehouse.ids, "cased.t")
+    assert "Customer" in " ".join(gap["reason"] for gap in done.gaps), done.gaps
+
+
+@pytest.mark.parametrize(
+    ("ids", "reported"), [({"former": 7}, "ids.former"), ({"former": ["v"]}, "the table has a column of that name")]
+)
+def test_a_descriptor_with_wrong_former_columns_is_refused(
+    warehouse: Warehouse, ids: dict[str, Any], reported: str
+) -> None:
+    name = f"t{len(str(ids))}"
+    warehouse.sql(
+        "CREATE DATABASE IF NOT EXISTS wrong",
+        f"CREATE TABLE IF NOT EXISTS wrong.good (customer BIGINT) STORED AS PARQUET {described()}",
+        f"CREATE TABLE wrong.{name} (customer BIGINT, v STRING) STORED AS PARQUET {described(**ids)}",
+    )
+    done = warehouse.purge(warehouse.root(f"wrong_{name}"), warehouse.ids, f"wrong.{name}|good")
+    assert reported in done.gaps[0]["reason"] and done.gaps[0]["invalid"]
