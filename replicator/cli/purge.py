@@ -203,6 +203,8 @@ def certificate(session: Session, /, as_json: bool, **given: Any) -> int:
 def _certificate_lines(done: Certificate, given: dict[str, Any]) -> list[str]:
     lines = [
         (done.status, f"{count_text(done.count, 'id')} of {done.ids}, at event {done.event}"),
+        ("never found", f"{done.never_found:,} of the ids were in no table" if done.never_found else None),
+        ("erased", shortened(f"{table}: {count_text(rows, 'row')}" for table, rows in sorted(done.erased.items()))),
         ("searched", shortened(done.searched)),
         ("replicas", shortened(done.replicas)),
         ("expedited", f"{count_text(done.expedited_files, 'file')}" if given.get("expedite") else None),
@@ -225,6 +227,7 @@ def _purged_lines(done: Purged) -> Iterable[str]:
         [
             (done.status, f"run {done.run}{', continued' if done.resumed else ''}" if done.run else "dry run"),
             ("ids", f"{done.ids:,}"),
+            ("never found", f"{done.ids_never_found:,} of the ids are in no table" if done.ids_never_found else None),
             (would, f"{count_text(done.rows_erased, 'row')} in {count_text(done.partitions_swapped, 'partition')}"),
             ("tables", shortened(_table_line(table) for table in done.tables)),
             ("not purged", shortened(_failures(done))),

@@ -10,6 +10,7 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import Refused
 from replicator.lifecycle.purge import tables
+from replicator.lifecycle.purge.certificate_file import as_text
 from replicator.lifecycle.purge.options import PurgeOptions, WhiteList
 from replicator.lifecycle.purge.searching import failed
 from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
@@ -63,6 +64,25 @@ def test_ids_that_a_column_cannot_hold_are_named_and_the_others_erased(warehouse
         assert certificate.status == "gaps" and not certificate.searched
     done = warehouse.purge(warehouse.root("lossy"), "l.none:id", "l.t")
     assert done.tables[0].error == "1 of 1 ids, such as 'ten', are no tinyint: nothing can be searched"
+
+
+def test_ids_that_no_table_has_are_counted_in_the_certificate(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE nf",
+        "CREATE TABLE nf.gone AS SELECT explode(array('1', '2', '7', 'Ann')) AS id",
+        f"CREATE TABLE nf.numbers (id BIGINT) TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO nf.numbers VALUES (1), (1), (5)",
+        f"CREATE TABLE nf.words (id STRING) TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO nf.words VALUES ('2'), ('ann'), ('07')",
+    )
+    root = warehouse.root("never")
+    done = warehouse.purge(root, "nf.gone:id", "nf.numbers|words")
+    assert (done.ids, done.ids_never_found, done.rows_erased) == (4, 2, 3)
+    asked = PurgeOptions("nf.gone:id", "nf.numbers|words", "privacy.column")
+    certificate = warehouse.certify(root, asked, run="latest", expedited=True, allow_gaps=True)
+    assert certificate.erased == {"nf.numbers": 2, "nf.words": 1} and certificate.never_found == 2
+    text = as_text(certificate)
+    assert "2 of them were found in no table" in text and "nf.numbers: 2 rows" in text
 
 
 def test_places_that_are_not_a_partitions_own_are_left_alone(warehouse: Warehouse, tmp_path: Path) -> None:

@@ -89,11 +89,14 @@ def _sections(certificate: Certificate) -> Iterator[Section]:
         "About",
         [
             f"{count_text(certificate.count, 'id')} of {certificate.ids}",
+            *_never_found(certificate),
             f"created at {certificate.time}, at event {certificate.event}",
             f"purges: {', '.join(certificate.runs) or 'none'}",
             f"{count_text(certificate.contents, 'file content')} searched for by checksum",
         ],
     )
+    erased = [f"{table}: {count_text(rows, 'row')}" for table, rows in sorted(certificate.erased.items())]
+    yield "Rows that were erased, by table", erased
     yield "Tables that were searched, with no row of these ids", certificate.searched
     yield "Replicas that were checked", certificate.replicas
     yield "Remaining copies", [_holding(each) for each in certificate.holding]
@@ -101,6 +104,13 @@ def _sections(certificate: Certificate) -> Iterator[Section]:
     if certificate.expedited_files:
         expedited = f"{count_text(certificate.expedited_files, 'file')}, {size_text(certificate.expedited_bytes)}"
         yield "Removed before their expiry", [expedited]
+
+
+def _never_found(certificate: Certificate) -> list[str]:
+    if not certificate.never_found:
+        return []
+    text = f"{certificate.never_found:,} of them were found in no table, in exactly this spelling"
+    return [f"{text}: check for blanks, leading zeros and upper case"]
 
 
 def _holding(each: dict[str, object]) -> str:

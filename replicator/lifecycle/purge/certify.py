@@ -108,7 +108,9 @@ class Holding:
 class Certificate(Report):
     """The report. status: "certified"; "remaining" if copies remain; "gaps" if none was found, but not everything was
     searched. holding: all remaining copies. searched: tables whose files were all read, and in which no row has an id.
-    gaps: white-listed tables, and partitions of others, that were not searched. replicas: of one of the tables."""
+    gaps: white-listed tables, and partitions of others, that were not searched. replicas: of one of the tables. erased:
+    rows that the purges erased, by table. never_found: the number of ids that no purge of these has found in any table;
+    None if unknown."""
 
     status: str
     ids: str
@@ -118,6 +120,8 @@ class Certificate(Report):
     event: int
     searched: list[str] = field(default_factory=list)
     gaps: list[dict[str, Any]] = field(default_factory=list)
+    erased: dict[str, int] = field(default_factory=dict)
+    never_found: int | None = None
     contents: int = 0
     replicas: list[str] = field(default_factory=list)
     holding: list[dict[str, Any]] = field(default_factory=list)
@@ -164,6 +168,9 @@ def certify(
     session = engines.session(hive_settings(metastore.config, warehouse_of(metastore), engines.settings))
     ids = _ids(session, asked, directories if options.run is not None else [])
     certificate.count = ids.count
+    certificate.erased = _erased(directories)
+    known = [run.never_found for run in (each.read_run() for each in directories) if run.never_found is not None]
+    certificate.never_found = min(known, default=None)
     tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)
     certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
     for table in watched(runtime.progress, "search tables", tables):
@@ -222,6 +229,15 @@ def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: st
             )
         return found
     return [directory for directory, ids in known if ids == options.ids]
+
+
+def _erased(directories: Iterable[RunDirectory]) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for directory in directories:
+        for unit in directory.units().values():
+            if unit.backup:
+                rows[unit.table] = rows.get(unit.table, 0) + unit.matched
+    return rows
 
 
 def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory]) -> Ids:

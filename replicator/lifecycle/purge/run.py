@@ -39,14 +39,15 @@ from replicator.metastore.newer_servers import refuse_for_spark
 
 @dataclass
 class Purged(Removals):
-    """The report of a purge. gaps: white-listed tables, and partitions of other tables, that the purge does not reach.
-    The lists of units name partitions with matching rows."""
+    """The report of a purge. ids_never_found: ids that no table had; None in a plan. gaps: white-listed tables, and
+    partitions of other tables, that the purge does not reach. The lists of units name partitions with matching rows."""
 
     unfinished: ClassVar[str] = "partial"
 
     status: str
     run: str
     ids: int = 0
+    ids_never_found: int | None = None
     tables: list[TableDone] = field(default_factory=list)
     gaps: list[dict[str, Any]] = field(default_factory=list)
     resumed: bool = False
@@ -128,7 +129,10 @@ class Purge(Job[Onboarded, Purged]):
 
     def finish(self) -> None:
         self.done.event = self.metastore.current_event_id()
-        run = msgspec.structs.replace(self._work.run, status="done", ended=iso(self.runtime.clock()))
+        self.done.ids_never_found = self._work.never_found()
+        run = msgspec.structs.replace(
+            self._work.run, status="done", ended=iso(self.runtime.clock()), never_found=self.done.ids_never_found
+        )
         self._work.directory.write_run(run)
         self.check()
         remove_leftovers(self.root.place, self.metastore, self.live, self.check)

@@ -40,6 +40,8 @@ filter is the range from the smallest to the largest id."""
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 """The setting for the number of tasks in which Spark lists partitions' directories; by default one for each."""
 
+_FOUND = VIEW + "_found"
+
 KEYS = VIEW + "_keys"
 """The view of the ids, cast to the type of the column that was searched last."""
 
@@ -152,6 +154,26 @@ def ask_counts(found: Search) -> dict[str, int]:
     """Returns the same without writing anything, for a dry run."""
     rows: Iterator[Any] = found.rows.groupBy("file").agg({"rows": "sum"}).toLocalIterator()
     return {row[0]: row[1] for row in rows}
+
+
+def write_matched(ids: Ids, onboarded: Onboarded, found: str, place: str) -> None:
+    """Writes which ids a search has found, as Parquet. found: its results. May run twice."""
+    type_ = scalar_type(_comparable(onboarded.type))
+    keys = ids.session.read.parquet(hadoop_place(found)).select("key").distinct()
+    keys.createOrReplaceTempView(_FOUND)
+    matched = ids.session.sql(
+        f"SELECT id FROM {VIEW} LEFT SEMI JOIN {_FOUND}"
+        f" ON try_cast(id AS {type_}) = key AND try_cast(key AS {ids.type}) <=> id"
+    )
+    matched.write.mode("overwrite").parquet(hadoop_place(place))
+
+
+def count_never_found(ids: Ids, matched: Sequence[str]) -> int:
+    """Returns the number of ids that are in none of the results of `write_matched`."""
+    if not matched:
+        return ids.count
+    ids.session.read.parquet(*map(hadoop_place, matched)).createOrReplaceTempView(_FOUND)
+    return int(ids.session.sql(f"SELECT id FROM {VIEW} LEFT ANTI JOIN {_FOUND} USING (id)").count())
 
 
 def is_sparks(error: Exception) -> bool:

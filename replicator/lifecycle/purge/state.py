@@ -4,6 +4,7 @@
     <run>/run.json            the request, its start and end
     <run>/ids/*.parquet       the ids, as they were when the run began
     <run>/found/<table>/      which ids Spark found in which file; removed when the table is done
+    <run>/matched/<stamp>/    which ids a search has found; removed when the run has ended
     <run>/units/<n>.jsonl     states of partitions, one line each; the last line about a partition counts
     <run>/files/<n>.parquet   the files of partitions before they were swapped (schema SWAPPED_FILES)
 
@@ -115,7 +116,8 @@ class Counted(msgspec.Struct, frozen=True):
 
 class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run. stamp: 13 digits, part of the names of the directories it creates. status: `running` until it has ended;
-    `abandoned`: it was killed, and a different request followed. tables: the finished ones. request: JSON that is equal
+    `abandoned`: it was killed, and a different request followed. tables: the finished ones. never_found: the number of
+    ids that no table had, None if unknown. request: JSON that is equal
     for equal requests. counted: the last change of each partitioned table's own counts."""
 
     id: str
@@ -127,6 +129,7 @@ class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
     ids: int = 0
     ids_type: str = ""
     tables: tuple[str, ...] = ()
+    never_found: int | None = None
     counted: dict[str, Counted] = {}
     version: int = VERSION
 
@@ -145,6 +148,11 @@ class RunDirectory:
     @property
     def ids(self) -> str:
         return join(self.place, "ids")
+
+    @property
+    def matched(self) -> str:
+        """The ids that were found, by search."""
+        return join(self.place, "matched")
 
     def found(self, table: str, attempt: int) -> str:
         return join(self.place, "found", f"{table}-{attempt}")

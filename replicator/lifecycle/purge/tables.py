@@ -181,10 +181,11 @@ class TableWork:
         place = self.directory.found(attempt.onboarded.name, attempt.number)
         with self._task("search", attempt.onboarded):
             searching.write_found(attempt.found, place)
-        parts = list(attempt.parts.values())
-        matched = by_part(parts, searching.read_counts(place), escaped=attempt.found.escaped)
+        parts, stamp, counts = list(attempt.parts.values()), self._stamp(), searching.read_counts(place)
+        if counts:  # before a swap: a run that continues this one does not find these ids again
+            searching.write_matched(self.ids, attempt.onboarded, place, join(self.directory.matched, stamp))
+        matched = by_part(parts, counts, escaped=attempt.found.escaped)
         dirty = [part for part in parts if part.name in matched and part.name not in ended]
-        stamp = self._stamp()
         units = [
             Unit(
                 table=attempt.onboarded.name,
@@ -249,6 +250,13 @@ class TableWork:
             )
             done.units.append(msgspec.to_builtins(unit))
         return []
+
+    def never_found(self) -> int:
+        """Returns the number of ids that no table of the run had."""
+        matched = Place(self.directory.matched)
+        count = searching.count_never_found(self.ids, [str(matched / name) for name in matched.list()])
+        matched.remove_own_tree()
+        return count
 
     # ---- one batch of its partitions ------------------------------------------------------------------------------
 
