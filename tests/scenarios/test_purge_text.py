@@ -161,3 +161,36 @@ def test_a_job_of_the_old_tool_names_the_tables_that_it_named(
 
     job.write_text("gobblin.compliance.dataset.whitelist=\\u12")
     assert run(arguments) == 2 and "line 1" in capsys.readouterr().out
+
+
+def lines_at(warehouse: Warehouse, table: str) -> list[str]:
+    (path,) = Path(warehouse.home_of(table)).glob("*.csv")
+    return path.read_text().splitlines()
+
+
+def test_headers_and_footers_stay_where_hive_skips_them(warehouse: Warehouse, tmp_path: Path) -> None:
+    """Spark reads them as rows, and finds ids in them."""
+    warehouse.sql("CREATE TABLE h.people AS SELECT explode(array('7', 'id')) AS member")
+    texts = {"header": "id,name\n7,ann\n8,bob\ntotal,2\n", "person": "7,ann\n7,eve\n8,bob\nend,1\n"}
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.csv").write_text(text)
+        warehouse.sql(
+            f"CREATE TABLE h.{name} (id STRING, name STRING) ROW FORMAT DELIMITED FIELDS TERMINATED BY ','"
+            f" LOCATION '{tmp_path / name}' TBLPROPERTIES ({DESCRIPTOR},"
+            " 'skip.header.line.count'='1', 'skip.footer.line.count'='1')"
+        )
+    warehouse.sql("CREATE TABLE h.sevens AS SELECT '7' AS member")
+
+    done = warehouse.purge(warehouse.root("around"), "h.sevens:member", "h.header")
+    assert done.status == "done" and done.rows_erased == 1, done
+    assert lines_at(warehouse, "h.header") == ["id,name", "8,bob", "total,2"]
+    parameters = warehouse.metastore.table("h", "header").parameters
+    assert parameters["numRows"] == "1", "as Hive counts them"
+
+    for ids, table in (("h.people:member", "h.header"), ("h.sevens:member", "h.person")):
+        before = lines_at(warehouse, table)
+        done = warehouse.purge(warehouse.root("around"), ids, table)
+        (unit,) = done.tables[0].units
+        assert unit["state"] == "SKIPPED" and "a line of its header or footer" in unit["reason"], unit
+        assert lines_at(warehouse, table) == before

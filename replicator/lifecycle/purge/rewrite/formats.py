@@ -165,7 +165,7 @@ class FileFormat(msgspec.Struct, frozen=True):
     column of ids, by its index (`text`, `csv`); field: by name. separator, quote, escape, null: of text; header: each
     file begins with a line of names. rows: the format of the values in a `sequence` file. spellings: the possible names
     of each part of `field` in an `avro` file; empty: the same names. former: columns that have the ids in `parquet` and
-    `orc` files without `field`."""
+    `orc` files without `field`. skipped: the first and last lines of each text file that Hive does not read as rows."""
 
     kind: Kind
     column: int = 0
@@ -180,6 +180,12 @@ class FileFormat(msgspec.Struct, frozen=True):
     spellings: tuple[Names, ...] = ()
     by: Literal["hive", "spark"] = "hive"
     former: tuple[str, ...] = ()
+    skipped: tuple[int, int] = (0, 0)
+
+    @property
+    def around(self) -> tuple[int, int]:
+        """Returns the number of lines before and behind the rows of a file."""
+        return (1, 0) if self.header else self.skipped
 
 
 class Unsupported(Exception):
@@ -221,6 +227,8 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
     if kind == "avro":
         return FileFormat(kind, field=field, type=type_, spellings=_spellings(table, storage, field))
     found = _of_rows(kind, table, storage, field, type_)
+    if kind in ("text", "csv", "json"):
+        found = msgspec.structs.replace(found, skipped=_skipped(table))
     if storage.input_format == _SEQUENCE_INPUT and kind in ("text", "csv", "json"):
         return msgspec.structs.replace(found, kind="sequence", rows=kind)
     return found
@@ -259,6 +267,17 @@ def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...],
             "\\" if escape in ('"', "") else escape,  # the serde replaces its writer's default by its reader's
         )
     return FileFormat(kind, index, field, type_)
+
+
+def _skipped(table: Table) -> tuple[int, int]:
+    """Returns the lines of a header and a footer, which Hive skips (Utilities.getHeaderCount) and Spark reads."""
+    counts = []
+    for name in ("skip.header.line.count", "skip.footer.line.count"):
+        text = table.parameters.get(name, "0").strip()
+        if not text.isdecimal():
+            raise Unsupported(f"its property {name} is not a number: {text[:40]!r}")
+        counts.append(int(text))
+    return counts[0], counts[1]
 
 
 def _spellings(table: Table, storage: Storage, field: tuple[str, ...]) -> tuple[Names, ...]:

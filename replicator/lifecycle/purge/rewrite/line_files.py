@@ -12,7 +12,7 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, BinaryIO, cast
 
@@ -394,9 +394,13 @@ def rewrite_lines(
     with ExitStack() as stack:
         read = decompressed(name, source)
         write = stack.enter_context(compressed(name, stack.enter_context(target)))
-        for number, lines in enumerate(lines_of(read)):
-            if number == 0:
-                lines = _without_start(lines, write, format_.header)
+
+        def copy(lines: Sequence[bytes]) -> None:
+            if not format_.header and any(key_of(line.rstrip(b"\r\n")) is not None for line in lines):
+                raise Unsupported("a line of its header or footer, which Hive does not read as a row, has an id")
+            write.write(b"".join(lines))
+
+        for lines in _rows(_marked(lines_of(read), write), *format_.around, copy):
             found = [key_of(line.rstrip(b"\r\n")) for line in lines]
             rows += len(lines)
             dropped.update(position for position in found if position is not None)
@@ -411,20 +415,37 @@ def row_keys(format_: FileFormat, keys: pa.Array) -> Callable[[bytes], int | Non
     return lambda row: wanted.get(read_id(row))
 
 
-def _without_start(lines: list[bytes], write: BinaryIO, header: bool) -> list[bytes]:
-    """Returns the first lines of a file that are rows; writes a byte order mark and a header line unchanged."""
-    if lines and lines[0].startswith(codecs.BOM_UTF8):
-        write.write(codecs.BOM_UTF8)
-        lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
-    if header and lines:
-        write.write(lines[0])
-        lines = lines[1:]
-    return lines
+def _marked(batches: Iterable[list[bytes]], write: BinaryIO) -> Iterator[list[bytes]]:
+    """Yields the lines of a file without a byte order mark, which is written unchanged."""
+    begins = True
+    for lines in batches:
+        if begins and lines and lines[0].startswith(codecs.BOM_UTF8):
+            write.write(codecs.BOM_UTF8)
+            lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
+        begins = begins and not lines
+        yield lines
+
+
+def _rows(
+    batches: Iterable[list[bytes]], head: int, foot: int, copy: Callable[[Sequence[bytes]], None]
+) -> Iterator[list[bytes]]:
+    """Yields the lines that are rows, and calls `copy` with the others: the first `head` and the last `foot` ones."""
+    held: list[bytes] = []
+    for lines in batches:
+        if head and lines:
+            copy(lines[:head])
+            head, lines = head - len(lines[:head]), lines[head:]
+        if foot:
+            lines = held + lines
+            held, lines = lines[-foot:], lines[:-foot]
+        yield lines
+    copy(held)
 
 
 def count_lines(name: str, source: BinaryIO, format_: FileFormat) -> int:
+    """Returns the number of rows of a file: its lines without those of a header and a footer."""
     total = sum(len(lines) for lines in lines_of(decompressed(name, source)))
-    return total - 1 if format_.header and total else total
+    return max(0, total - sum(format_.around))
 
 
 def lines_of(read: BinaryIO) -> Iterator[list[bytes]]:
