@@ -252,9 +252,19 @@ def _rows_left(
 ) -> tuple[int, list[PurgeGap]]:
     """Returns the number of rows with an id, and the gaps of the search."""
     parts = list(parts_of(metastore, table.table))
-    try:
-        found, gaps = searched(ids, table, parts, look_at_all(engines, parts, table))
+    looked = look_at_all(engines, parts, table)
+
+    def count(*, pushdown: bool) -> tuple[int, list[PurgeGap]]:
+        found, gaps = searched(ids, table, parts, looked, pushdown=pushdown)
         return sum(searching.ask_counts(found).values()), gaps
+
+    try:
+        try:
+            return count(pushdown=True)
+        except Exception as error:
+            if not searching.is_unread(error):
+                raise
+        return count(pushdown=False)
     except searching.LossyIds as error:
         return 0, [PurgeGap(table.name, f"not searched: {error}")]
     except Error:

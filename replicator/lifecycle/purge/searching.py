@@ -5,6 +5,7 @@ A purge searches to erase, a certification to prove; both report what was not se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,12 +61,14 @@ class Search:
     lossy: str = ""
 
 
-def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
+def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True, pushdown: bool = True) -> Search:
     """Creates the query. converted: whether Spark may read Hive's Parquet and ORC with its own readers, which assume
-    the table's format for all partitions, and do not read sub-directories; Hive's serdes do. Raises LossyIds."""
+    the table's format for all partitions, and do not read sub-directories; Hive's serdes do. pushdown: whether they may
+    filter rows by the files' statistics, which fails for files with another type of the column. Raises LossyIds."""
     session, type_ = ids.session, scalar_type(_comparable(onboarded.type))
     for format_ in ("Parquet", "Orc"):
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
+        session.conf.set(f"spark.sql.{format_.lower()}.filterPushdown", str(pushdown).lower())
     session.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", str(LISTED))
     session.conf.set("spark.sql.readSideCharPadding", "false")
     session.conf.set(_LISTING, str(session.sparkContext.defaultParallelism))
@@ -181,11 +184,19 @@ def is_sparks(error: Exception) -> bool:
     return "pyspark" in type(error).__module__ or "py4j" in type(error).__module__
 
 
+def is_unread(error: Exception) -> bool:
+    """Returns True if Spark could not read a file, which it may be able to without filter pushdown."""
+    return is_sparks(error) and "FAILED_READ_FILE" in str(error)
+
+
 def failed(error: Exception) -> Error:
-    """Returns an Error with Spark's own message, without the Java stack trace."""
+    """Returns an Error with Spark's own message, and its cause if a file cannot be read, without the Java stack
+    trace."""
     text = str(getattr(error, "desc", "") or getattr(error, "java_exception", "") or error).strip()
+    causes = re.findall(r"Caused by: ([^\n]+)", str(error)) if is_unread(error) else []
+    cause = f"; the cause: {causes[-1][:300]}" if causes else ""
     return Error(
-        f"Spark failed: {text.splitlines()[0][:500] if text else type(error).__name__}",
+        f"Spark failed: {text.splitlines()[0][:500] if text else type(error).__name__}{cause}",
         hint=hint_of(error, "see Spark's log; --verbose shows the traceback"),
     )
 
@@ -206,7 +217,7 @@ def look_at_all(engines: AutoEngine, parts: Sequence[Part], onboarded: Onboarded
 
 
 def searched(
-    ids: Ids, onboarded: Onboarded, parts: Sequence[Part], looked: Mapping[str, Looked]
+    ids: Ids, onboarded: Onboarded, parts: Sequence[Part], looked: Mapping[str, Looked], *, pushdown: bool = True
 ) -> tuple[Search, list[PurgeGap]]:
     """Returns the query, and the gaps that it does not reach in the table. Raises LossyIds.
 
@@ -215,7 +226,7 @@ def searched(
     own = onboarded.table.storage
     nested = any(each.nested for each in looked.values())
     uniform = all(_format_key(part.storage) == (own and _format_key(own)) for part in parts)
-    found = search(ids, onboarded, converted=uniform and not nested)
+    found = search(ids, onboarded, converted=uniform and not nested, pushdown=pushdown)
     gaps = list(_gaps(onboarded.name, parts, looked, deep=not found.escaped))
     gaps += _unknown_with_ids(ids, onboarded, looked)
     if found.lossy:
@@ -248,7 +259,7 @@ def key_in(frame: Any, onboarded: Onboarded) -> str:
     present = {name.lower() for name in frame.columns}
     type_ = scalar_type(_comparable(onboarded.type))
     former = [f"try_cast(t.{quoted_name(each)} AS {type_})" for each in onboarded.former or () if each in present]
-    own = [key_column(onboarded)] if onboarded.field[0] in present or not former else []
+    own = [f"CAST({key_column(onboarded)} AS {type_})"] if onboarded.field[0] in present or not former else []
     return own[0] if not former else f"coalesce({', '.join([*own, *former])})"
 
 

@@ -140,8 +140,7 @@ class TableWork:
         for number in range(1, self.options.attempts + 1):
             last = number == self.options.attempts
             try:
-                table = self.metastore.table(onboarded.table.db, onboarded.table.name)
-                again = act(self._searched(onboarded, list(parts_of(self.metastore, table)), number, done))
+                again = self._act(onboarded, act, number, done)
             except ObjectNotFound as error:
                 done.error = f"dropped concurrently: {error.message}"
                 break
@@ -167,12 +166,26 @@ class TableWork:
                 self.directory.write_units(exhausted)
                 done.add(exhausted)
 
-    def _searched(self, onboarded: Onboarded, parts: list[Part], number: int, done: TableDone) -> TableSearch:
+    def _act(
+        self, onboarded: Onboarded, act: Callable[[TableSearch], list[Unit]], number: int, done: TableDone
+    ) -> list[Unit]:
+        table = self.metastore.table(onboarded.table.db, onboarded.table.name)
+        parts = list(parts_of(self.metastore, table))
+        try:
+            return act(self._searched(onboarded, parts, number, done))
+        except Exception as error:
+            if not searching.is_unread(error):
+                raise
+        return act(self._searched(onboarded, parts, number, done, pushdown=False))
+
+    def _searched(
+        self, onboarded: Onboarded, parts: list[Part], number: int, done: TableDone, *, pushdown: bool = True
+    ) -> TableSearch:
         """Searches a table. parts: all its partitions."""
         done.partitions = max(done.partitions, len(parts))
         with self._task("list", onboarded):
             looked = look_at_all(self.remover.engine, parts, onboarded)
-        found, done.gaps = searched(self.ids, onboarded, parts, looked)
+        found, done.gaps = searched(self.ids, onboarded, parts, looked, pushdown=pushdown)
         digests = {location: each.digest for location, each in looked.items()}
         return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
 
