@@ -351,6 +351,20 @@ def test_whoever_is_killed_in_a_step_is_followed_by_another(landing: Landing) ->
         assert len(landing.versions("t")) == 1 + number, "a version of each job, and nothing else"
 
 
+@pytest.mark.parametrize("value", ["9999-12-31", "infinity"])
+def test_a_watermark_in_the_future_is_refused_and_the_mark_stays(landing: Landing, value: str) -> None:
+    landing.sql("CREATE TABLE log (id int, at timestamp)")
+    landing.sql("INSERT INTO log VALUES (1, '2026-01-01')")
+    landing.create_asset()
+    assert landing.land("log", mode="append", watermark="at").done == 1
+    landing.sql(f"INSERT INTO log VALUES (2, '{value}'), (3, '2026-01-02')")
+    refused = landing.land("log", mode="append", watermark="at")
+    assert refused.failed == 1 and "the greatest watermark at" in refused.errors[0], refused.errors
+    landing.sql("DELETE FROM log WHERE id = 2")
+    assert landing.land("log", mode="append", watermark="at").rows == 1
+    assert sorted(row[0] for row in landing.rows("log")) == [1, 3]
+
+
 def test_rows_of_a_job_that_could_not_say_that_it_had_published_are_not_appended_twice(landing: Landing) -> None:
     """Nor do copies of jobs that ended before stay when the next one has landed."""
     landing.sql("CREATE TABLE log (id int)")
