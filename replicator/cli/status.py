@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import click
 
 from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, time_text, took, write
+from replicator.commands.status import Statuses
 from replicator.commands.status import check as run_check
 from replicator.commands.status import history as run_history
 from replicator.commands.status import lag as run_lag
@@ -172,15 +174,19 @@ def status(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show a replicated database's position: event id, position, time; with --source its lag. For a policy, the same as
     lag.
 
+    Of several databases, or of those that a pattern selects, a list.
+
     \b
     Example:
       replicator status west
+      replicator status --target dr --db 'sales_.*' --source prod --cmroot /warehouse/.cmroot
       replicator status --target thrift://b:9083 --db sales --source thrift://a:9083 --cmroot /warehouse/.cmroot
     """
     report = session.call(run_status, **given)
     if isinstance(report, Lag):
         return tell_lag(report, as_json)
-    emit(report, as_json, _lines(report))
+    each = report.databases if isinstance(report, Statuses) else [report]
+    emit(report, as_json, chain.from_iterable(map(_lines, each)))
     return 0
 
 

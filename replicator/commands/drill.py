@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, names, verb
+from replicator.commands.base import Options, verb
+from replicator.commands.of_policy import Existing, matching, refuse_unknown
 from replicator.commands.options import DryRun, Jobs, Natural, PolicyName, Positive, opt
+from replicator.core.policy import Policy
 from replicator.errors import UsageError
 from replicator.metastore.client import Metastore
 from replicator.policies import drill as drills
@@ -34,7 +36,10 @@ class DrillOptions(Options):
         ),
     ] = ()
     db: Annotated[
-        str | Sequence[str], opt("Only this database, by the replica's name; repeatable.", metavar="NAME")
+        str | Sequence[str],
+        opt(
+            "Only this database, by the replica's name, or those whose entire names match; repeatable.", metavar="REGEX"
+        ),
     ] = ()
     sample: Annotated[Natural, opt("Also count the rows of N tables, a new random sample each time.", metavar="N")] = 20
     prefix: Annotated[str, opt("Prefix of the shadows' names.", metavar="TEXT")] = drills.PREFIX
@@ -73,7 +78,6 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwe
     if options.listing:
         return Drills(Memory(open_existing(policy.target_cmroot), policy.name)).shown(policy.name, options.limit)
     wanted = drills.DrillSettings(
-        databases=names(options.db),
         queries=options.queries,
         sample=options.sample,
         prefix=options.prefix,
@@ -86,6 +90,7 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwe
         target = stack.enter_context(options.connected(policy.target_metastore))
         if options.clean:
             return clean(policy, source, target, jobs=options.jobs)
+        wanted = replace(wanted, databases=_chosen(options, policy, source, target))
         if options.dry_run:
             return drills.plan(policy, source, target, wanted)
 
@@ -93,3 +98,15 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwe
             return stack.enter_context(spark_on(metastore, options.master, options.own_spark, options.spark))
 
         return drills.drill(policy, source, target, asking, wanted)
+
+
+def _chosen(options: DrillOptions, policy: Policy, source: Metastore, target: Metastore) -> list[str]:
+    """Returns the replicas that names and patterns select; none given: none. Raises as `matching` and
+    `refuse_unknown`."""
+    given = [options.db] if isinstance(options.db, str) else list(options.db)
+    if not given:
+        return []
+    replicas = drills.find_replicas(policy, source, target)
+    existing = Existing(f"policy {policy.name}", [each.name for each in replicas.databases])
+    refuse_unknown(existing, given)
+    return matching(existing, given)

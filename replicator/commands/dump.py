@@ -7,17 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Self
 
-from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from cmroot.store.place import as_written, scratch
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
 from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
 from replicator.captures.dumps.layout import FINISHED, DumpReader
-from replicator.captures.events.scope import captured_databases, refuse_other_catalog
+from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.recording import Captured
 from replicator.commands.base import Copying, names, point, verb
-from replicator.commands.of_policy import Existing, Selecting
+from replicator.commands.of_policy import Existing, Selecting, captured_in
 from replicator.commands.options import (
     DeclaredEmpty,
     DeepScan,
@@ -122,11 +121,6 @@ class DumpOptions(Copying, Selecting):
             return
         with scratch("dump") as here:
             yield create_or_open(str(here / "cmroot"))
-
-
-def captured_in(root: str) -> Existing:
-    """Returns the databases of a root's log."""
-    return Existing(root, captured_databases(segments(open_existing(root).place)) or [])
 
 
 @verb(DumpOptions)

@@ -8,15 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
+from cmroot.log.captured import segments
+from cmroot.root import open_existing
 from cmroot.store.local import FLOW
-from replicator.captures.events.scope import Patterns
+from replicator.captures.events.scope import Patterns, captured_databases
 from replicator.commands.base import Options, pairs
 from replicator.commands.options import OptionalPolicy, opt, python_only
+from replicator.core.config import nearest
 from replicator.core.policy import METADATA, Policy, Principals, parse_principals
 from replicator.core.roles import is_shadow
 from replicator.core.runtime import JOBS
 from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
+from replicator.metastore.client import MetastoreReader
 from replicator.policies.checks.check import impatient
 from replicator.policies.direction import Direction, Sides, current_direction
 
@@ -33,7 +37,11 @@ class OfPolicy(Options):
     needed: ClassVar[Sequence[str]] = ()
     """Fields that the caller or a policy must give."""
     chooses: ClassVar[str] = ""
-    """The field of the metastore whose databases `db` selects by patterns; "": `db` is a name."""
+    """The field of the metastore, or of the root, whose databases `db` selects by patterns; "": `db` is a name."""
+    within: ClassVar[bool] = False
+    """True: with a policy, `db` selects from the policy's databases, and a name must exist."""
+    single: ClassVar[bool] = False
+    """True: `db` must select exactly one database."""
 
     policy: OptionalPolicy = None
 
@@ -46,7 +54,8 @@ class OfPolicy(Options):
             every: dict[str, Any] = {"db": ALL, "all_databases": False}
             return replace(self, **every).complete()
         known = self._known(self._policy(self.policy)) if self.policy is not None else {}
-        done = replace(self, config=self.settings, **known).in_catalogs()
+        open_ = {name: value for name, value in known.items() if self._leaves_open(name)}
+        done = replace(self, config=self.settings, **open_).in_catalogs()
         for name in self.needed:
             if not getattr(done, name):
                 policies = ", ".join(sorted(self.settings.policies)) or "(none is configured)"
@@ -54,7 +63,7 @@ class OfPolicy(Options):
                 raise UsageError(
                     f"Missing option '{option}'.", hint=f"give it, or a policy that provides it: {policies}"
                 )
-        return done._chosen() if self.chooses else done
+        return done._chosen(known.get("db", ())) if self.chooses else done
 
     def _policy(self, name: str) -> Policy:
         """Raises UsageError, with the option that was meant, for another thing than a policy."""
@@ -71,32 +80,42 @@ class OfPolicy(Options):
             return f"a database is given as --db {name}"
         return ""
 
-    def _chosen(self) -> Self:
-        """With the databases that `db` and `all_databases` select."""
+    def _chosen(self, of_policy: Sequence[str]) -> Self:
+        """With the databases that `db` and `all_databases` select. of_policy: the policy's, if there is one."""
         given = getattr(self, "db", ())
         wanted = [given] if isinstance(given, str) else list(given)
-        if not any(map(is_pattern, wanted)):
+        if self.single or (self.within and of_policy):
+            existing = Existing(f"policy {self.policy}", of_policy) if self.within else self.existing()
+            if existing.names:  # a log of an earlier release does not list its databases
+                refuse_unknown(existing, wanted)
+            if not any(map(is_pattern, wanted)):
+                return self
+        elif any(map(is_pattern, wanted)):
+            existing = self.existing()
+        else:
             return self
-        found: dict[str, Any] = {"db": matching(self.existing(), wanted)}
+        names = matching(existing, wanted)
+        found: dict[str, Any] = {"db": only_one(names, self.policy, wanted[0]) if self.single else names}
         return replace(self, **found)
 
     def existing(self) -> Existing:
         """Returns the databases that patterns select from."""
+        if self.chooses == "cmroot":
+            return captured_in(getattr(self, self.chooses))
         with self.connected(getattr(self, self.chooses)) as metastore:
-            names = [name for name in metastore.database_names() if not is_shadow(metastore.database(name))]
-            return Existing(metastore.uri, names)
+            return existing_in(metastore)
+
+    def _leaves_open(self, name: str) -> bool:
+        """Returns True for a field that the caller has not given."""
+        if name == "engine" and self.engine == "auto":
+            return True
+        return name in {each.name for each in fields(self)} and not getattr(self, name)
 
     def _known(self, policy: Policy) -> dict[str, Any]:
-        names = {each.name for each in fields(self)}
-        open_ = {name for name in names if not getattr(self, name)}
-        if self.engine in (None, "auto"):
-            open_.add("engine")
-        if not names & SIDES:
-            known: dict[str, Any] = {"cmroot": policy.cmroot, "engine": policy.engine}
-        else:
-            with impatient(policy.source_metastore) as source, impatient(policy.target_metastore) as target:
-                known = self.known(current_direction(policy, source, target))
-        return {name: value for name, value in known.items() if name in open_}
+        if not {each.name for each in fields(self)} & SIDES:
+            return {"cmroot": policy.cmroot, "engine": policy.engine}
+        with impatient(policy.source_metastore) as source, impatient(policy.target_metastore) as target:
+            return self.known(current_direction(policy, source, target))
 
     def known(self, direction: Direction) -> dict[str, Any]:
         """What a policy knows, by the names of fields."""
@@ -209,12 +228,44 @@ def matching(existing: Existing, wanted: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def only_one(names: Sequence[str], policy: str | None) -> str:
-    """The database, where a command is about one. Raises UsageError for several."""
+def existing_in(metastore: MetastoreReader) -> Existing:
+    """Returns the databases of a metastore, without the shadows of drills."""
+    names = [name for name in metastore.database_names() if not is_shadow(metastore.database(name))]
+    return Existing(metastore.uri, names)
+
+
+def captured_in(root: str) -> Existing:
+    """Returns the databases of a root's log, including those dropped since."""
+    return Existing(root, captured_databases(segments(open_existing(root).place)) or [])
+
+
+def selected(metastore: MetastoreReader, wanted: Sequence[str]) -> list[str]:
+    """Returns the databases of a metastore that names and patterns select. Raises as `matching`, and ObjectNotFound
+    for a name that does not exist."""
+    refuse_unknown(Existing(metastore.uri, metastore.database_names()), wanted)
+    existing = existing_in(metastore) if any(map(is_pattern, wanted)) else Existing(metastore.uri, ())
+    return matching(existing, wanted)
+
+
+def refuse_unknown(existing: Existing, wanted: Sequence[str]) -> None:
+    """Raises ObjectNotFound, whose hint suggests similar names, for a name that does not exist."""
+    known = [name.lower() for name in existing.names]
+    for name in wanted:
+        if not is_pattern(name) and name.lower() not in known:
+            raise ObjectNotFound(
+                f"database {name} does not exist in {existing.place}",
+                hint=f"{nearest(name.lower(), known)}existing databases: {', '.join(sorted(known)[:20])}",
+            )
+
+
+def only_one(names: Sequence[str], policy: str | None, pattern: str = "") -> str:
+    """The database, where a command is about one. pattern: that selected the databases. Raises UsageError for
+    several."""
     if len(names) == 1:
         return names[0]
+    many = f"{pattern!r} matches {len(names)} databases" if pattern else f"{len(names)} databases"
     raise UsageError(
-        f"{len(names)} databases{f' of policy {policy}' if policy else ''}, but this needs exactly one",
+        f"{many}{f' of policy {policy}' if policy and not pattern else ''}, but this needs exactly one",
         hint=f"give --db, one of: {', '.join(sorted(names)[:20])}",
     )
 

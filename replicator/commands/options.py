@@ -289,6 +289,10 @@ SelectedDatabases = Annotated[
     str | Sequence[str],
     opt("A database of the source, or those whose entire names match; repeatable.", metavar="REGEX"),
 ]
+ReplicaDatabases = Annotated[
+    str | Sequence[str],
+    opt("A database by its name on the target, or those whose entire names match; repeatable.", metavar="REGEX"),
+]
 EveryDatabase = Annotated[bool, opt("All databases of the source: --db '.*'.")]
 AllDatabases = Annotated[bool, opt("Capture every present database of the metastore from now on.")]
 ScanChoice = Annotated[bool, opt("Skip the scan for changes without an event (most of Spark's writes).")]

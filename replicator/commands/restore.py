@@ -34,6 +34,8 @@ from replicator.replay.restore.restore import restore as bring_back
 @dataclass(frozen=True, kw_only=True)
 class RestoreOptions(Copying, OfPolicy):
     needed: ClassVar = ("cmroot", "db", "target")
+    chooses: ClassVar = "cmroot"
+    single: ClassVar = True
 
     policy: Annotated[
         str | None,
@@ -43,7 +45,9 @@ class RestoreOptions(Copying, OfPolicy):
         ),
     ] = field(default=None, kw_only=False)
     cmroot: SourceRoot = ""
-    db: Annotated[str, opt("The database, by its name at the recovery point.", metavar="NAME")] = ""
+    db: Annotated[
+        str, opt("The database, by its name at the recovery point, or the only one that matches.", metavar="REGEX")
+    ] = ""
     table: Annotated[
         str | Sequence[str], opt("Only this table, by its name at the recovery point; repeatable.", metavar="NAME")
     ] = ()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated, ClassVar, Literal
 
-from replicator.commands.base import Options, names, verb
-from replicator.commands.of_policy import opened
+from replicator.commands.base import Options, verb
+from replicator.commands.of_policy import only_one, opened, selected
 from replicator.commands.options import (
     Catalog,
     CommitJobs,
@@ -177,7 +177,10 @@ def loss(options: LossOptions) -> LastFailover:
 class RoleShowOptions(Options):
     metastore: DatabaseMetastore
     catalog: Catalog = None
-    db: Annotated[str | Sequence[str], opt("A database; repeatable. Default: all with a role.", metavar="NAME")] = ()
+    db: Annotated[
+        str | Sequence[str],
+        opt("A database, or those whose entire names match; repeatable. Default: all with a role.", metavar="REGEX"),
+    ] = ()
 
 
 @verb(RoleShowOptions)
@@ -189,14 +192,15 @@ def role_show(options: RoleShowOptions) -> ShownRoles:
 
     Raises ObjectNotFound for a database that is not there, FormatError for a role that cannot be understood."""
     with options.connected(options.metastore) as metastore:
-        return shown_roles(metastore, names(options.db))
+        given = [options.db] if isinstance(options.db, str) else options.db
+        return shown_roles(metastore, selected(metastore, given) if given else ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleSetOptions(Options):
     metastore: DatabaseMetastore
     catalog: Catalog = None
-    db: Annotated[str, opt("The database.", metavar="NAME")]
+    db: Annotated[str, opt("The database, or the only one that matches.", metavar="REGEX")]
     role: Annotated[Role | Literal["primary", "replica", "fenced", "none"], opt("Its new role.", envvar="WANTED")]
     epoch: Annotated[
         Natural | None, opt("The epoch; default: the next one for primary and fenced, else the present one.")
@@ -219,7 +223,7 @@ def role_set(options: RoleSetOptions) -> RoleSet:
     with options.connected(options.metastore) as metastore:
         return change_role(
             metastore,
-            options.db.lower(),
+            only_one(selected(metastore, [options.db]), None, options.db),
             Role(options.role),
             options.epoch,
             force=options.force,

@@ -11,11 +11,12 @@ from typing import Annotated, Any, ClassVar
 
 from cmroot.root import open_existing
 from replicator.commands.base import Options, names, verb
-from replicator.commands.of_policy import OfPolicy
+from replicator.commands.of_policy import OfPolicy, is_pattern, only_one, selected
 from replicator.commands.options import (
     Natural,
     PolicyName,
     Positive,
+    ReplicaDatabases,
     SourceCatalog,
     Target,
     TargetCatalog,
@@ -23,6 +24,7 @@ from replicator.commands.options import (
     arg,
     opt,
 )
+from replicator.core.not_replicated import Rows
 from replicator.errors import UsageError
 from replicator.policies import lag as lags
 from replicator.policies.checks import check as checks
@@ -89,7 +91,7 @@ class StatusOptions(Options):
             metavar="METASTORE",
         ),
     ] = None
-    db: Annotated[str | None, opt("The database, by its name on the target.", metavar="NAME")] = None
+    db: ReplicaDatabases = ()
     source: Annotated[
         Where | None,
         opt(
@@ -107,8 +109,22 @@ class StatusOptions(Options):
     source_db: Annotated[str | None, opt("The database's name at the source, if renamed.", metavar="NAME")] = None
 
 
+@dataclass(frozen=True)
+class Statuses(Rows):
+    """The states of several replicas. `status`: the worst of theirs."""
+
+    listed: ClassVar[str] = "databases"
+
+    status: str
+    databases: list[Status]
+
+
+WORSE = ("current", "replica", "behind", "loading", "no replica")
+"""The states of a replica, the best first."""
+
+
 @verb(StatusOptions)
-def status(options: StatusOptions) -> Status | Lag:
+def status(options: StatusOptions) -> Status | Statuses | Lag:
     """Says how far a replicated database is, and how far behind; of a policy, what `lag` says. Reads only.
 
         replicator.status(target="thrift://b:9083", db="sales", source="thrift://a:9083").lag_events
@@ -118,16 +134,19 @@ def status(options: StatusOptions) -> Status | Lag:
     database that does not exist."""
     if options.policy is not None:
         return lag(options.policy, config=options.settings)
-    if options.target is None or options.db is None:
+    if options.target is None or not options.db:
         raise UsageError("status needs a policy, or --target and --db", hint="see `replicator status --help`")
+    given = [options.db] if isinstance(options.db, str) else list(options.db)
     with ExitStack() as stack:
-        return ask(
-            stack.enter_context(options.connected(options.target)),
-            options.db.lower(),
-            source=stack.enter_context(options.connected(options.source)) if options.source else None,
-            root=open_existing(options.cmroot) if options.cmroot else None,
-            source_db=options.source_db.lower() if options.source_db else None,
-        )
+        target = stack.enter_context(options.connected(options.target))
+        source = stack.enter_context(options.connected(options.source)) if options.source else None
+        root, found = open_existing(options.cmroot) if options.cmroot else None, selected(target, given)
+        if options.source_db and only_one(found, None):
+            return ask(target, found[0], source=source, root=root, source_db=options.source_db.lower())
+        states = [ask(target, db, source=source, root=root) for db in found]
+    if len(given) == 1 and not is_pattern(given[0]):
+        return states[0]
+    return Statuses(max((each.status for each in states), key=WORSE.index), states)
 
 
 # ---- wait ------------------------------------------------------------------------------------------------------------
@@ -136,16 +155,15 @@ def status(options: StatusOptions) -> Status | Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitOptions(OfPolicy):
+    chooses: ClassVar = "target"
+    within: ClassVar = True
     needed: ClassVar = ("target", "db")
 
     policy: Annotated[
         str | None, arg("The policy's name in the configuration, instead of a target and its databases.", "[POLICY]")
     ] = field(default=None, kw_only=False)
     target: Target = ""
-    db: Annotated[
-        str | Sequence[str],
-        opt("The database, by its name on the target; default: all of the policy.", metavar="NAME", multiple=False),
-    ] = ()
+    db: ReplicaDatabases = ()
     source: Annotated[
         Where,
         opt(

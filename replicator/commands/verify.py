@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from cmroot.root import open_existing
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import Braked, names, pairs, renames, verb
-from replicator.commands.of_policy import Selecting, only_one, principals_of
+from replicator.commands.of_policy import Selecting, is_pattern, only_one, principals_of, selected
 from replicator.commands.options import (
     Bytes,
     CommitJobs,
@@ -142,6 +142,8 @@ def _comparison(
 
 @dataclass(frozen=True, kw_only=True)
 class RepairOptions(Braked, Selecting):
+    chooses: ClassVar = "source"
+    within: ClassVar = True
     needed: ClassVar = ("source", "target", "cmroot", "db")
 
     policy: OptionalPolicy = field(default=None, kw_only=False)
@@ -157,10 +159,8 @@ class RepairOptions(Braked, Selecting):
             metavar="PLACE",
         ),
     ] = None
-    db: Annotated[
-        str | Sequence[str],
-        opt("The database, by its source name; default: all of the policy.", metavar="NAME", multiple=False),
-    ] = ()
+    db: SelectedDatabases = ()
+    all_databases: EveryDatabase = False
     table: Annotated[
         str | Sequence[str], opt("Only this table, even without a difference; repeatable.", metavar="NAME")
     ] = ()
@@ -201,6 +201,13 @@ class RepairOptions(Braked, Selecting):
     principals: PrincipalNames = ()
     dry_run: DryRun = False
 
+    def complete(self) -> Self:
+        """Makes a single name the one database of the report."""
+        given = () if isinstance(self.db, str) else tuple(self.db)
+        if len(given) == 1 and not is_pattern(given[0]):
+            return replace(self, db=given[0]).complete()
+        return super().complete()
+
 
 @verb(RepairOptions)
 def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
@@ -216,7 +223,10 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
     take away more than it may; LeaseHeld while a load is running; FilesMissing when bytes are nowhere to be had."""
     if options.table and options.report:
         raise UsageError("--table and --from both select what to repair", hint="give one of them")
-    if not isinstance(options.db, str) and options.table:
+    if isinstance(options.db, str):
+        with options.connected(options.source) as source:
+            selected(source, [options.db])
+    elif options.table:
         options = replace(options, db=only_one(options.db, options.policy))
     if not isinstance(options.db, str):
         return RepairedDatabases.of([_repaired(replace(options, db=db)) for db in options.db])

@@ -85,6 +85,80 @@ def test_a_database_that_does_not_exist_is_followed_by_a_similar_one(several: La
     assert answer.output["hint"].startswith("did you mean ") and f"{several.name}_a" in answer.output["hint"], answer
 
 
+# ---- databases of commands about replicas ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replicated(several: Lab) -> Lab:
+    assert several.sync().status == "synced"
+    return several
+
+
+def of_both(lab: Lab) -> tuple[list[str], str]:
+    return [f"{lab.name}_a", f"{lab.name}_b"], f"{lab.name.upper()}_.*"
+
+
+def config(lab: Lab) -> tuple[str, str]:
+    return "--config", str(lab.config())
+
+
+def test_states_of_replicas_are_chosen_by_patterns(replicated: Lab) -> None:
+    both, pattern = of_both(replicated)
+    shown = command("status", "--target", replicated.target_uri, "--db", pattern, "--source", replicated.source_uri)
+    assert shown.code == 0 and [each["db"] for each in shown.output["databases"]] == both, shown
+    two = command("status", "--target", replicated.target_uri, "--db", both[1], "--db", both[0])
+    assert [each["db"] for each in two.output["databases"]] == [both[1], both[0]], two
+    one = command("status", "--target", replicated.target_uri, "--db", both[0].upper())
+    assert (one.output["db"], "databases" in one.output) == (both[0], False), one
+    roles = command("role", "show", "--metastore", replicated.target_uri, "--db", pattern)
+    assert [each["db"] for each in roles.output["databases"]] == both, roles
+    where = ("--target", replicated.target_uri, "--until-event", "0", "--timeout", "0s")
+    assert command("wait", *where, "--db", pattern).output["db"] == both[1]
+
+
+def test_patterns_with_a_policy_choose_among_its_databases(replicated: Lab) -> None:
+    other = Lab.beside(replicated)
+    other.db().table("t", {"f": "1\n"})
+    both, _ = of_both(replicated)
+    repaired = command(*config(replicated), "repair", replicated.name, "--db", ".*", "--dry-run")
+    assert repaired.code == 0 and [each["db"] for each in repaired.output["databases"]] == both, repaired
+    waited = command(*config(replicated), "wait", replicated.name, "--db", ".*_a", "--until-event", "0")
+    assert (waited.code, waited.output["db"]) == (0, both[0]), waited
+    drilled = command(*config(replicated), "drill", replicated.name, "--db", ".*_B", "--dry-run", "--sample", "0")
+    assert drilled.code == 0 and list(drilled.output["databases"]) == both[1:], drilled
+
+
+def test_a_pattern_is_one_database_where_one_is_meant(replicated: Lab) -> None:
+    both, pattern = of_both(replicated)
+    where = ("--cmroot", str(replicated.cmroot), "--target", replicated.source_uri, "--engine", "local")
+    restore = ("restore", *where, "--to", "@1000000000", "--dry-run")
+    for words in (restore, ("role", "set", "--metastore", replicated.target_uri, "--role", "none", "--dry-run")):
+        several = command(*words, "--db", pattern)
+        assert several.code == 2 and "matches 2 databases" in several.output["message"], several
+        assert ", ".join(both) in several.output["hint"], several
+    event = replicated.memory.runs(1).runs[0].to_event
+    restored = command("restore", *where, "--to", str(event), "--dry-run", "--db", f"{replicated.name}_[a]")
+    assert (restored.code, restored.output["db"]) == (0, both[0]), restored
+
+
+@pytest.mark.parametrize("verb", ["status", "role show", "repair", "drill", "wait", "restore"])
+def test_what_does_not_exist_is_the_same_error_everywhere(replicated: Lab, verb: str) -> None:
+    policy, target = replicated.name, replicated.target_uri
+    words = {
+        "status": ("--target", target),
+        "role show": ("--metastore", target),
+        "repair": (policy, "--dry-run"),
+        "drill": (policy, "--dry-run", "--sample", "0"),
+        "wait": (policy, "--until-event", "0"),
+        "restore": (policy, "--to", "1", "--dry-run"),
+    }[verb]
+    none = command(*config(replicated), *verb.split(), *words, "--db", "nothing_.*")
+    assert none.code == 1 and "matches 'nothing_.*'" in none.output["message"], none
+    unknown = command(*config(replicated), *verb.split(), *words, "--db", f"{replicated.name}_ab")
+    assert unknown.code == 1 and f"{replicated.name}_ab does not exist" in unknown.output["message"], unknown
+    assert unknown.output["hint"].startswith("did you mean ") and f"{replicated.name}_a" in unknown.output["hint"]
+
+
 # ---- policies -------------------------------------------------------------------------------------------------------
 
 

@@ -353,7 +353,7 @@ def test_what_cannot_be_drilled_is_refused(drilled: Lab) -> None:
     with Drills(pair.memory).lease():
         assert command(*config, "drill", pair.name, "--sample", "0").code == 7
     answer = command(*config, "drill", pair.name, "--db", "nosuch")
-    assert (answer.code, answer.error) == (2, "UsageError") and f"{pair.name}_a" in str(answer.output["hint"])
+    assert (answer.code, answer.error) == (1, "ObjectNotFound") and f"{pair.name}_a" in str(answer.output["hint"])
     with pytest.raises(UsageError, match="too long"):
         rehearse(pair, DrillSettings(sample=0, prefix="d" * 120))
     assert command(*config, "drill", pair.name, "--prefix", "Bad-").code == 2
