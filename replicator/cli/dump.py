@@ -34,6 +34,7 @@ def dump(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator dump --source prod --cmroot /cm --db sales --slot dr --out /dumps/3
       replicator dump west --out /dumps/4
       replicator dump west --with-data --out s3://backup/west/1
+      replicator dump west --with-data --into s3://backup/west --complete-every 7d
       replicator dump --source prod --keeper none --db sales --with-data --out /backup/1
     """
     report = session.call(run, **given)

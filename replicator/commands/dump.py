@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Self
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from cmroot.store.place import as_written, scratch
@@ -13,6 +15,7 @@ from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
 from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
 from replicator.captures.dumps.layout import FINISHED, DumpReader
+from replicator.captures.dumps.rows import scope_of
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.recording import Captured
 from replicator.commands.base import Copying, names, point, verb
@@ -39,8 +42,11 @@ from replicator.commands.options import (
 )
 from replicator.core.not_replicated import SUPPORTED
 from replicator.core.runtime import Runtime
-from replicator.errors import UsageError
+from replicator.errors import BootstrapNeeded, UsageError
 from replicator.policies.roles import epochs_to_dump
+
+if TYPE_CHECKING:
+    from replicator.captures.dumps.chains import NextDump
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,19 @@ class DumpOptions(Copying, Selecting):
     source: Source = ""
     catalog: SourceCatalog = None
     cmroot: SourceRoot = ""
-    out: Annotated[str, opt("The dump's directory, new or empty.", metavar="PLACE")]
+    out: Annotated[str, opt("The dump's directory, new or empty.", metavar="PLACE")] = ""
+    into: Annotated[
+        str,
+        opt(
+            "Instead of --out, with --with-data: a directory of dumps, for runs by a schedule. The dump gets a new "
+            "directory in it, and continues the newest dump of the same source and scope there; without one, it is "
+            "complete.",
+            metavar="PLACE",
+        ),
+    ] = ""
+    complete_every: Annotated[
+        timedelta, opt("With --into: the age of a chain's complete dump at which the next complete one is written.")
+    ] = timedelta(days=7)
     db: SelectedDatabases = ()
     all_databases: EveryDatabase = False
     since: Annotated[
@@ -99,6 +117,7 @@ class DumpOptions(Copying, Selecting):
 
     def complete(self) -> Self:
         """Adds that a dump without a root is possible: a complete one, with `--keeper none`."""
+        self._refuse_chain()
         done = super().complete()
         if done.cmroot:
             return done
@@ -108,10 +127,21 @@ class DumpOptions(Copying, Selecting):
                 hint="give it, or a policy that provides it; or --keeper none, for a complete dump that keeps nothing",
             )
         given = {"--since": done.since is not None, "--until": done.until is not None, "--slot": bool(done.slot)}
-        given |= {"--no-capture": not done.capture_first, "--dry-run": done.dry_run}
+        given |= {"--no-capture": not done.capture_first, "--dry-run": done.dry_run, "--into": bool(done.into)}
         for option in (option for option, is_given in given.items() if is_given):
             raise UsageError(f"{option} needs a $cmroot", hint="give --cmroot, at any place that may be written")
         return done
+
+    def _refuse_chain(self) -> None:
+        """Raises UsageError for neither or both of --out and --into, and for what contradicts --into."""
+        if not self.out and not self.into:
+            hint = "give it, or with --into a directory of dumps, in which the dump gets a directory"
+            raise UsageError("Missing option '--out'.", hint=hint)
+        if self.into and not self.with_data:
+            raise UsageError("--into writes chains of dumps with data", hint="add --with-data")
+        given = {"--out": self.out, "--since": self.since, "--until": self.until, "--slot": self.slot}
+        for option in (option for option, value in given.items() if self.into and value not in ("", None)):
+            raise UsageError(f"{option} and --into exclude each other", hint="--into continues the newest dump, to now")
 
     @contextmanager
     def root(self) -> Iterator[ChangeRoot]:
@@ -133,14 +163,51 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         replicator.dump(source="prod", cmroot="/cm", db="sales", since="/dumps/1", out="/dumps/2")
         replicator.dump("west", out="/dumps/3")
         replicator.dump(source="prod", keeper="none", db="sales", out="/dumps/4", with_data=True)
+        replicator.dump("west", into="s3://backup/west", with_data=True)
 
     Raises UsageError for a range or pattern that fits nothing; Refused for a replica or a fenced database;
-    BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
-    if options.out == "-":
-        raise UsageError("--out -: a dump is a directory of files, not a stream", hint="give a new or empty directory")
+    BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root, or writes `into` the
+    same directory."""
+    if "-" in (options.out, options.into):
+        option = "--out" if options.out else "--into"
+        hint = "give a new or empty directory"
+        raise UsageError(f"{option} -: a dump is a directory of files, not a stream", hint=hint)
     if options.empty and not options.capture_first:
         raise UsageError("--empty applies to the capture, which --no-capture omits", hint="give one of them")
-    wanted = dumping.DumpSettings(
+    if options.into:
+        return _continued(options)
+    return _planned(options) if options.dry_run else _dumped(options)
+
+
+def _continued(options: DumpOptions) -> Dumped | DumpPlan:
+    """Writes the next dump of a directory of dumps."""
+    from replicator.captures.dumps.chains import ChainWanted, continued, decided
+    from replicator.captures.dumps.data import chain_group
+
+    root = (open_existing if options.dry_run else create_or_open)(options.cmroot)
+    group = chain_group(root.id, scope_of(names(options.db), options.patterns))
+    wanted = ChainWanted(group, options.complete_every, options.keys(options.key_file) is not None)
+    if options.dry_run:
+        return _planned(_of_chain(options, decided(options.into, wanted, time.time())))
+    with continued(options.into, wanted, time.time()) as following:
+        warning = following.warning
+        try:
+            report = _dumped(_of_chain(options, following))
+        except BootstrapNeeded as error:
+            if not following.since:
+                raise
+            warning = f"a new chain begins: {error.message}"
+            report = _dumped(_of_chain(options, replace(following, since="")))
+    report.warnings = [*([warning] if warning else []), *report.warnings]
+    return report
+
+
+def _of_chain(options: DumpOptions, following: NextDump) -> DumpOptions:
+    return replace(options, out=following.place, into="", since=following.since or None)
+
+
+def _settings(options: DumpOptions) -> dumping.DumpSettings:
+    return dumping.DumpSettings(
         options.settings.metastore_uri(options.source),
         names(options.db),
         options.patterns,
@@ -149,8 +216,10 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         slot=options.slot,
         formats=options.formats or SUPPORTED,
     )
-    if options.dry_run:
-        return _planned(options, wanted)
+
+
+def _dumped(options: DumpOptions) -> Dumped:
+    wanted = _settings(options)
     with options.runtime() as runtime, options.root() as root:
         observed, epochs = _captured(options, root, runtime) if options.capture_first else (None, {})
         wanted = replace(wanted, epochs=epochs, keys=options.keys(options.key_file))
@@ -195,7 +264,8 @@ def _captured(options: DumpOptions, root: ChangeRoot, runtime: Runtime) -> tuple
         return capture(metastore, root, wanted, runtime), epochs
 
 
-def _planned(options: DumpOptions, wanted: dumping.DumpSettings) -> DumpPlan:
+def _planned(options: DumpOptions) -> DumpPlan:
+    wanted = _settings(options)
     with options.connected(options.source) as metastore:
         epochs_to_dump(metastore, wanted.databases, allow_replica=options.allow_replica)
         root = open_existing(options.cmroot)

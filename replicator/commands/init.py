@@ -48,6 +48,14 @@ class InitOptions(Options):
     dumps: Annotated[
         str | None, opt("The directory of dumps. Default: .dumps in the target's warehouse.", metavar="PLACE")
     ] = None
+    backups: Annotated[
+        str | None,
+        opt(
+            "Also write two jobs: a nightly dump with data into this directory, complete once a week, and the "
+            "expiry of these dumps.",
+            metavar="PLACE",
+        ),
+    ] = None
     file: Annotated[str | os.PathLike[str], opt("The file to write.", metavar="FILE")] = NAME
     overwrite: ReplaceFile = False
     check: Annotated[bool, opt("Do not check the policy afterwards.")] = True
@@ -119,6 +127,21 @@ every = "1d"
 [service.jobs.{_quoted(f"{options.policy}-expire-target")}]
 command = {_quoted(["cm", "expire", "--cmroot", target_cmroot, "--older-than", "7d"])}
 every = "1d"
+{_backups(options.policy, options.backups) if options.backups else ""}"""
+
+
+def _backups(policy: str, place: str) -> str:
+    dump = ["dump", policy, "--with-data", "--into", place, "--complete-every", "7d"]
+    expire = ["dumps", "expire", place, "--keep-daily", "7", "--keep-weekly", "4", "--keep-monthly", "12"]
+    return f"""
+# Dumps with the bytes, from which everything can be loaded when source and target are lost (docs/dumps.md).
+[service.jobs.{_quoted(f"{policy}-backup")}]
+command = {_quoted(dump)}
+cron = "0 1 * * *"
+
+[service.jobs.{_quoted(f"{policy}-expire-backups")}]
+command = {_quoted(expire)}
+cron = "0 5 * * *"
 """
 
 

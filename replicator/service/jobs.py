@@ -125,6 +125,7 @@ SCHEDULED = frozenset(
         "cm",
         "drill",
         "dump",
+        "dumps",
         "housekeeping",
         "load",
         "purge",

@@ -313,6 +313,14 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
     first, other = fixture.last, tmp_path / "other"
     assert fixture.dump(cmroot=other).code == 0
     others = fixture.last
+    nightly = [
+        *fixture.capture_arguments(cmroot=tmp_path / "third"),
+        "--with-data",
+        "--into",
+        str(tmp_path / "nightly"),
+    ]
+    nightly[0] = "dump"
+    assert command(*nightly).output["kind"] == "bootstrap"
 
     fixture.source.table("unseen", {"first": TEXT})
     fixture.source.drop("t")
@@ -331,6 +339,10 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
     assert fixture.load().code == 0
     fixture.is_same()
     fails(fixture.dump(since="0"), 5, "BootstrapNeeded", "--since 0")
+    begun = command(*nightly)
+    assert (begun.code, begun.output["kind"]) == (0, "bootstrap"), begun
+    assert begun.output["warnings"][0].startswith("a new chain begins: ")
+    assert len([path for path in (tmp_path / "nightly").iterdir() if (path / "_finished_dump").exists()]) == 2
 
     healed = fixture.dump(cmroot=other)
     assert healed.code == 0 and healed.output["kind"] == "bootstrap" and healed.output["warnings"]

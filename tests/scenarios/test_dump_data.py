@@ -9,6 +9,7 @@ import io
 import secrets
 import shutil
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
@@ -687,6 +688,131 @@ def test_a_dump_and_an_expiry_at_the_same_time_leave_no_broken_chain(
     assert command(*expire).output["removed"] == []
     assert command("dumps", "ls", str(place)).code == 0
     assert verified(place / "late").code == 0
+
+
+# ---- by a schedule --------------------------------------------------------------------------------------------------
+
+
+class Nights:
+    """Runs of `dump --into`; `hours` turns the clock that dumps are decided by."""
+
+    def __init__(self, fixture: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place, self.fixture, self.number, self.later = fixture.here / "nightly", fixture, 0, 0.0
+        self.arguments = [*fixture.capture_arguments(), "--with-data", "--into", str(self.place)]
+        self.arguments[0] = "dump"
+        now = time.time
+        monkeypatch.setattr("replicator.commands.dump.time.time", lambda: now() + self.later)
+
+    def hours(self, count: float) -> None:
+        self.later += count * 3600
+
+    def write(self) -> None:
+        self.number += 1
+        self.fixture.source.write("t", {f"night{self.number}": f"night {self.number}"})
+
+    def run(self, *more: str) -> Answer:
+        answer = command(*self.arguments, *more)
+        assert answer.code == 0, answer
+        return answer
+
+    def listed(self) -> list[tuple[str, str, list[str]]]:
+        dumps = command("dumps", "ls", str(self.place)).output["dumps"]
+        return [(each["name"], each["kind"], each["needs"]) for each in dumps]
+
+
+@pytest.fixture
+def nights(fixture: Lab, monkeypatch: pytest.MonkeyPatch) -> Nights:
+    return Nights(fixture, monkeypatch)
+
+
+def test_each_run_continues_the_newest_chain_until_it_is_old(nights: Nights) -> None:
+    for _ in range(3):
+        nights.write()
+        nights.run("--complete-every", "2d")
+        nights.hours(24)
+    nights.later = 0  # the third dump is as old as the clock that wrote its description
+    nights.write()
+    nights.run("--complete-every", "2d")
+    (first, second, third, fourth) = nights.listed()
+    assert [each[1] for each in nights.listed()] == ["bootstrap", "incremental", "bootstrap", "incremental"]
+    assert (second[2], third[2], fourth[2]) == ([first[0]], [], [third[0]])
+    planned = command(*nights.arguments, "--complete-every", "0s", "--dry-run")
+    assert (planned.code, planned.output["kind"]) == (0, "bootstrap") and len(nights.listed()) == 4, planned
+    expired = command("dumps", "expire", str(nights.place), "--keep-last", "1")
+    assert expired.output["removed"] == [second[0], first[0]], expired
+    loads_alone(nights.fixture, nights.place / third[0], nights.place / fourth[0])
+
+
+KILLED_NIGHTS = [
+    Fault("before", "rename", r"/_metadata/records-"),
+    Fault("after", "rename", r"/_data/files/"),
+    Fault("before", "rename", r"/_finished_dump$"),
+    Fault("after", "rename", r"/_finished_dump$"),
+]
+
+
+@pytest.mark.parametrize("fault", KILLED_NIGHTS, ids=str)
+def test_the_next_run_completes_a_killed_one_or_continues_it(nights: Nights, fault: Fault) -> None:
+    nights.write()
+    nights.run()
+    nights.write()
+    assert run_with(fault, nights.arguments).reached
+    nights.write()
+    nights.run()
+    finished = 3 if fault.moment == "after" and "finished" in fault.pattern else 2
+    names = [each[0] for each in nights.listed()]
+    assert len(names) == finished and {path.name for path in nights.place.iterdir()} == {*names, "_chains"}
+    assert [each[1] for each in nights.listed()] == ["bootstrap", *["incremental"] * (finished - 1)]
+    assert all(verified(nights.place / name).code == 0 for name in names)
+    loads_alone(nights.fixture, *(nights.place / name for name in names))
+
+
+def test_two_runs_do_not_write_the_same_dump(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, others = DumpWriter.finish, list[Answer]()
+
+    def while_another_runs(*given: Any, **more: Any) -> None:
+        others.append(command(*nights.arguments))
+        finish(*given, **more)
+
+    monkeypatch.setattr(DumpWriter, "finish", while_another_runs)
+    nights.run()
+    assert [each.code for each in others] == [7] and len(nights.listed()) == 1
+
+
+def test_a_chain_that_cannot_be_continued_is_followed_by_a_new_one(nights: Nights) -> None:
+    first = Path(nights.run().output["dump"])
+    nights.write()
+    nights.run()
+    shutil.rmtree(first)
+    broken = nights.run()
+    assert (broken.output["kind"], "are missing" in broken.output["warnings"][0]) == ("bootstrap", True), broken
+    nights.fixture.source.table("u", {"f": "1"})
+    narrower = nights.run("--exclude", "u")
+    assert (narrower.output["kind"], narrower.output["warnings"]) == ("bootstrap", []), "another scope: its own chain"
+    assert nights.run("--exclude", "u").output["from_event"] == narrower.output["to_event"]
+    nights.write()
+    assert nights.run().output["from_event"] == broken.output["to_event"]
+    key = nights.fixture.here / "keys"
+    key.write_text(f"{secrets.token_hex(32)}\n")
+    key.chmod(0o600)
+    signed = nights.run("--key-file", str(key))
+    assert signed.output["kind"] == "bootstrap" and "not signed" in signed.output["warnings"][0], signed
+    assert nights.run("--key-file", str(key)).output["kind"] == "incremental"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((), "Missing option '--out'"),
+        (("--into", "/tmp/none"), "--into writes chains of dumps with data"),
+        (("--into", "/tmp/none", "--with-data", "--since", "4"), "--since and --into exclude each other"),
+        (("--into", "/tmp/none", "--with-data", "--out", "/tmp/other"), "--out and --into exclude each other"),
+        (("--into", "/tmp/none", "--with-data", "--slot", "dr"), "--slot and --into exclude each other"),
+    ],
+)
+def test_what_contradicts_a_chain_is_refused(fixture: Lab, more: tuple[str, ...], message: str) -> None:
+    answer = command("dump", *fixture.capture_arguments()[1:], *more)
+    assert answer.code == 2 and message in answer.message, answer
 
 
 # ---- a warehouse that may only be read ------------------------------------------------------------------------------

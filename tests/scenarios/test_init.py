@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
+from lab import Lab
 from waiting import CEILING
 
 import replicator
@@ -56,6 +58,27 @@ def test_the_file_is_a_policy_that_check_finds_well(
     defaults.write_text(f'[defaults]\nsource = "{source_metastore.uri}"\ntarget = "{target_metastore.uri}"\n')
     again = ["init", "--policy", "east", "--file", str(tmp_path / "east.toml"), "--no-check", "--json"]
     assert run(["--config", str(defaults), *again]) == 0
+
+
+def test_the_jobs_of_backups_make_a_chain_and_expire_it(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    lab, place = Lab(source_metastore, target_metastore, tmp_path), tmp_path / "backups"
+    lab.db().table("t", {"f": "1\n"})
+    file = tmp_path / "replicator.toml"
+    roots = ("--cmroot", str(lab.cmroot), "--target-cmroot", str(lab.target_cmroot), "--databases", f"{lab.name}_.*")
+    sides = ("--source", source_metastore.uri, "--target", target_metastore.uri)
+    made = ("init", *sides, *roots, "--policy", "west", "--backups", str(place), "--file", str(file), "--no-check")
+    assert command(*made).code == 0
+    config = read_config(file)
+    jobs = jobs_of(config.service, config.policies)
+    assert jobs["west-backup"].policy == "west"
+    for number, kind in enumerate(("bootstrap", "incremental")):
+        lab.db().write("t", {f"f{number}": "2\n"})
+        dumped = command("--config", str(file), *jobs["west-backup"].arguments, "--engine", "local")
+        assert (dumped.code, dumped.output["kind"]) == (0, kind), dumped
+    expired = command("--config", str(file), *jobs["west-expire-backups"].arguments)
+    assert (expired.code, expired.output["removed"], len(expired.output["kept"])) == (0, [], 2), expired
 
 
 def test_nothing_is_written_for_what_makes_no_policy(

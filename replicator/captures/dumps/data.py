@@ -27,6 +27,7 @@ from replicator.captures.dumps.layout import (
     DumpMetadata,
     DumpReader,
     Finished,
+    Scope,
     open_parts,
 )
 from replicator.core.not_replicated import Report, Rows
@@ -251,6 +252,7 @@ class Keep:
 # ---- listing ---------------------------------------------------------------------------------------------------------
 
 Found = dict[str, DumpMetadata]
+Group = tuple[object, ...]
 
 
 def find_dumps(place: Place) -> tuple[Found, list[str]]:
@@ -290,7 +292,7 @@ def _previous(name: str, metadata: DumpMetadata, found: Found) -> str | None:
         (each.end.position, each.created, other)
         for other, each in found.items()
         if other != name
-        and _group(each) == _group(metadata)
+        and group_of(each) == group_of(metadata)
         and begin <= each.end.position < max(end, begin + 1)
         and (each.begin is None or each.begin.position < begin)
     ]
@@ -307,9 +309,15 @@ def _closed(name: str, direct: Mapping[str, tuple[set[str], bool]], found: Found
     return sorted(seen - {name}, key=lambda each: (found[each].end.position, found[each].created)), broken
 
 
-def _group(metadata: DumpMetadata) -> tuple[object, ...]:
-    scope = metadata.scope
-    return metadata.root_id, scope.databases, scope.include, scope.exclude, tuple(sorted(scope.partitions.items()))
+def group_of(metadata: DumpMetadata) -> Group:
+    """Returns what the dumps of one chain have in common."""
+    return chain_group(metadata.root_id, metadata.scope)
+
+
+def chain_group(root_id: str, scope: Scope) -> Group:
+    """Returns the source and scope of a chain as a value that can be compared."""
+    databases, partitions = tuple(sorted(scope.databases)), tuple(sorted(scope.partitions.items()))
+    return root_id, databases, scope.include, scope.exclude, partitions
 
 
 def list_dumps(text: str) -> DumpsListed:
@@ -345,9 +353,9 @@ def decide(found: Found, keep: Keep, now: float) -> tuple[dict[str, list[str]], 
     that it needs."""
     kept: dict[str, list[str]] = {}
     groups: dict[object, list[str]] = {}
-    for name in sorted(found, key=lambda each: (_created(found[each]), found[each].end.position), reverse=True):
+    for name in sorted(found, key=lambda each: (created_of(found[each]), found[each].end.position), reverse=True):
         if found[name].data is not None:
-            groups.setdefault(_group(found[name]), []).append(name)
+            groups.setdefault(group_of(found[name]), []).append(name)
     oldest = None if keep.within is None else datetime.fromtimestamp(now, UTC) - keep.within
     for names in groups.values():
         kept.setdefault(names[0], []).append("newest")
@@ -355,7 +363,7 @@ def decide(found: Found, keep: Keep, now: float) -> tuple[dict[str, list[str]], 
             for name in _of_periods(names, found, period, count):
                 kept.setdefault(name, []).append(period)
         for name in names if oldest else ():
-            if oldest and _created(found[name]) >= oldest:
+            if oldest and created_of(found[name]) >= oldest:
                 kept.setdefault(name, []).append("within")
     needs = needs_of(found)
     for name in list(kept):
@@ -370,13 +378,14 @@ def _of_periods(names: Sequence[str], found: Found, period: str, count: int) -> 
     """Yields the newest dump of each of the last `count` periods that have one. names: the newest first."""
     seen: list[object] = []
     for name in names:
-        key = name if period == "last" else PERIODS[period](_created(found[name]))
+        key = name if period == "last" else PERIODS[period](created_of(found[name]))
         if key not in seen and len(seen) < count:
             seen.append(key)
             yield name
 
 
-def _created(metadata: DumpMetadata) -> datetime:
+def created_of(metadata: DumpMetadata) -> datetime:
+    """Returns the time of a dump, in UTC. Raises FormatError for text that is not a time."""
     try:
         created = datetime.fromisoformat(metadata.created)
     except ValueError as error:
