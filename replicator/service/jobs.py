@@ -127,6 +127,7 @@ SCHEDULED = frozenset(
         "dump",
         "dumps",
         "housekeeping",
+        "ingest",
         "load",
         "purge",
         "repair",

@@ -163,8 +163,8 @@ class ServiceStore(RunHistory):
     ) -> tuple[str, bool]:
         """Queues a run, unless one of this name has not ended. Returns the id of either, and whether it is new. A
         scheduled run that still waits is assigned to the user who requests it, so that no pause stops it. beside:
-        called with both in the same transaction. Raises Refused if an ad-hoc run of the same name is running with other
-        arguments."""
+        called with both in the same transaction. Raises Refused if an ad-hoc run of the same name is queued or running
+        with other arguments."""
         with self.transaction() as connection:
             now = self._now(connection)
             id = f"{int(now * 1000):013d}-{uuid.uuid4().hex[:12]}"
@@ -213,9 +213,10 @@ class ServiceStore(RunHistory):
         self.enqueue(wanted, due, by=SCHEDULE, missed=missed, beside=planned)
 
     def _refuse_another(self, connection: Connection, found: str, wanted: AdHocRun) -> None:
-        arguments = connection.execute(select(run.c.arguments).where(run.c.id == found)).scalar_one()
-        if tuple(json.loads(arguments)) != wanted.arguments:
-            raise Refused(f"{wanted.name} is running with other options: run {found}", hint="wait for it, or cancel it")
+        there = connection.execute(select(run.c.arguments, run.c.state).where(run.c.id == found)).one()
+        if tuple(json.loads(there.arguments)) != wanted.arguments:
+            is_so = "is queued" if there.state == "queued" else "is running"
+            raise Refused(f"{wanted.name} {is_so} with other options: run {found}", hint="wait for it, or cancel it")
 
     def begin(self, id: str, server: str, epoch: int) -> bool:
         """Claims a run for this server. Returns True if it was queued, and the server still has the lease of that

@@ -17,7 +17,7 @@ from sqlalchemy import event
 from waiting import CEILING, eventually
 
 from replicator.core.config import read_config
-from replicator.errors import ConfigError, UsageError
+from replicator.errors import ConfigError, Refused, UsageError
 from replicator.service import scheduler as scheduling
 from replicator.service.api_tokens import create_token
 from replicator.service.jobs import Cron, Every, Job
@@ -103,6 +103,16 @@ def test_runs_wait_for_places_in_order_and_for_the_end_of_a_pause(store: Service
     assert states(store) == dict.fromkeys("abcd", "cancelled")
     now = store.now()
     assert {name for name, state in store.jobs().items() if state.due <= now} >= {"a", "d"}, "made up for"
+
+
+def test_a_refused_run_names_the_state_of_the_other_one(store: ServiceStore) -> None:
+    job, other = (AdHocRun("verify:w", ("verify", "w", *more), "w") for more in ((), ("--db", "a")))
+    there, _ = store.enqueue(job, store.now(), by="me")
+    with pytest.raises(Refused, match=f"verify:w is queued with other options: run {there}"):
+        store.enqueue(other, store.now(), by="me")
+    assert store.begin(there, "one", store.lead("one", LEASE) or 0)
+    with pytest.raises(Refused, match="verify:w is running with other options"):
+        store.enqueue(other, store.now(), by="me")
 
 
 def test_what_its_server_ended_is_due_again_once(store: ServiceStore) -> None:

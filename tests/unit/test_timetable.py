@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +19,7 @@ from replicator.core.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError
 from replicator.service.jobs import Cron, Every, jobs_of, shift_of
 
+ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
 HOUR = 3600.0
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -155,3 +160,21 @@ def test_a_job_is_of_the_policy_that_its_command_names(line: tuple[str, ...], po
     found = jobs_of(config.service, config.policies)
     assert (found["j"].policy, found["j"].syncs) == (policy, syncs)
     assert ("west" in found) == (not syncs), "its own job"
+
+
+BLOCKS = [
+    (page.name, block)
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.S)
+    if "[service.jobs." in block
+]
+
+
+def test_the_jobs_of_the_manual_are_valid() -> None:
+    pages = set()
+    for page, block in BLOCKS:
+        jobs = msgspec.convert(tomllib.loads(block)["service"]["jobs"], dict[str, JobConfig])
+        policies: Any = {"west": None, "sales": None}
+        assert jobs_of(ServiceConfig(jobs=jobs, policies=False), policies).keys() == jobs.keys(), page
+        pages.add(page)
+    assert pages >= {"dumps.md", "ingestion.md", "service.md"}
