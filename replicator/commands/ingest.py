@@ -375,7 +375,7 @@ def ingest_watch(options: IngestWatchOptions) -> Watched:
             watched.found += more
         watched.beyond = _beyond(store, ingestion, tables)
         senders = senders_of(ingestion.notify, options.settings.lineage, metastore.config.uri)
-    messages = _messages(watched)
+    messages = messages_of(watched)
     if messages:
         watched.status = "foreign" if watched.found else "beyond"
         told = {name: send for name, send in senders.items() if name.startswith("failures.")}
@@ -412,19 +412,20 @@ def _beyond(store: IngestionStore, ingestion: IngestionConfig, tables: list[Publ
     return dict(found)
 
 
-def _messages(watched: Watched) -> list[Message]:
+def messages_of(watched: Watched) -> list[Message]:
+    """Returns a message for each foreign write, and for each policy beyond its scope. The key is made of the facts."""
     found = []
     for each in watched.found:
         body = {"state": "foreign_write", **msgspec.to_builtins(each)}
-        found.append(_message(f"foreign-{each.table}", each.table, each.job, each.what, body))
+        found.append(_message(f"foreign-{each.table}", each.table, each.job, each.facts, body))
     for policy, tables in watched.beyond.items():
         body = {"state": "beyond_scope", "policy": policy, "tables": tables}
         found.append(_message(f"beyond-{policy}", policy, 0, tables, body))
     return found
 
 
-def _message(begin: str, about: str, job: int, what: Sequence[str], body: dict[str, Any]) -> Message:
-    key = f"{begin}-{hashlib.blake2s(msgspec.json.encode(what), digest_size=8).hexdigest()}"
+def _message(begin: str, about: str, job: int, facts: Sequence[str], body: dict[str, Any]) -> Message:
+    key = f"{begin}-{hashlib.blake2s(msgspec.json.encode(facts), digest_size=8).hexdigest()}"
     return Message(about=about, key=key, job=job, at=time.time(), body=msgspec.json.encode(body).decode())
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from replicator.commands.ingest import Watched, messages_of
 from replicator.core.engine import LocalEngine
 from replicator.core.model import Column, Partition, Table
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Request
-from replicator.ingestion.landing.foreign_writes import foreign_writes, published_of
+from replicator.ingestion.landing.foreign_writes import ForeignWrite, foreign_writes, published_of
 from replicator.ingestion.landing.publishing import Landed, publish
 from replicator.lifecycle.purge.swapping import Figures, purged
 from replicator.lifecycle.purge.table_files import Part, new_location
@@ -95,14 +96,13 @@ class World:
         given = {**thing.parameters, **parameters}
         self.put(msgspec.structs.replace(thing, parameters={key: each for key, each in given.items() if each}))
 
-    def watched(self) -> tuple[str, ...]:
+    def found(self) -> list[ForeignWrite]:
         jobs = [(1, 9e9, self.facts)]
         tables = list(published_of(self.job, self.facts))
-        return tuple(
-            what
-            for each in foreign_writes(self.metastore, Engines(), tables, lambda *_: jobs)  # type: ignore[arg-type]
-            for what in each.what
-        )
+        return list(foreign_writes(self.metastore, Engines(), tables, lambda *_: jobs))  # type: ignore[arg-type]
+
+    def watched(self) -> tuple[str, ...]:
+        return tuple(what for each in self.found() for what in each.what)
 
 
 @pytest.fixture(params=["overwrite", "append"])
@@ -121,6 +121,23 @@ def test_an_insert_is_seen_also_after_a_purge(world: World) -> None:
     world.set(world.thing, numFiles="2", totalSize="11")
     (what,) = world.watched()
     assert "has 2 files of 11 bytes, but 1 of 4 were published" in what
+
+
+def test_a_message_has_the_key_of_what_differs_not_of_its_words(world: World) -> None:
+    def key(found: ForeignWrite) -> str:
+        (message,) = messages_of(Watched(found=[found]))
+        return message.key
+
+    (world.place / "000000_0").write_bytes(b"foreign")
+    (found,) = world.found()
+    assert len(found.facts) == len(found.what) == 1
+    assert key(msgspec.structs.replace(found, what=("said in another release's words",))) == key(found)
+    assert key(world.found()[0]) == key(found)
+    (world.place / "000000_1").write_bytes(b"another")
+    assert key(world.found()[0]) != key(found)
+    world.metastore.made = None
+    (gone,) = world.found()
+    assert gone.facts == ("gone",)
 
 
 def test_a_purge_by_an_earlier_release_is_no_foreign_write(world: World) -> None:

@@ -12,7 +12,7 @@ import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -61,7 +61,8 @@ class PublishedTable(msgspec.Struct, frozen=True):
 
 class ForeignWrite(msgspec.Struct, frozen=True):
     """what: differences from what was published, each a sentence. by: users, as far as known; may be empty. events: of
-    the metastore since the publication, "ID KIND"."""
+    the metastore since the publication, "ID KIND". facts: the same differences in words that stay from release to
+    release, so that they identify the write."""
 
     table: str
     asset: str
@@ -69,6 +70,14 @@ class ForeignWrite(msgspec.Struct, frozen=True):
     what: tuple[str, ...]
     by: tuple[str, ...]
     events: tuple[str, ...]
+    facts: tuple[str, ...] = ()
+
+
+class Difference(NamedTuple):
+    """A difference from what was published. text: a sentence. fact: the same as values, which no release rewords."""
+
+    text: str
+    fact: str
 
 
 class PlaceTask(msgspec.Struct, frozen=True):
@@ -87,7 +96,7 @@ class _Look:
     content is to be compared."""
 
     of: PublishedTable
-    what: list[str]
+    what: list[Difference]
     by: list[str]
     places: list[PlaceTask]
 
@@ -157,9 +166,9 @@ def _of_database(
     looks = [_look(metastore, each, there.get(each.name), jobs) for each in tables]
     tasks = [task for look in looks for task in look.places]
     engine = engines.for_work(len(tasks), 0)
-    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    found: dict[str, list[tuple[Difference, tuple[str, ...]]]] = {}
     for table, told, owners in engine.run(compare_place, tasks):
-        if told:
+        if told is not None:
             found.setdefault(table, []).append((told, owners))
     for look in looks:
         differs = found.get(f"{look.of.db}.{look.of.name}", [])
@@ -170,50 +179,57 @@ def _of_database(
                 table=f"{look.of.db}.{look.of.name}",
                 asset=look.of.asset,
                 job=look.of.job,
-                what=tuple(what[:FEW]),
+                what=tuple(each.text for each in what[:FEW]),
                 by=tuple(sorted(set(by))[:FEW]),
                 events=_events(metastore, look.of),
+                facts=tuple(each.fact for each in what[:FEW]),
             )
 
 
 def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: JobsOf) -> _Look:
     if table is None or table.storage is None:
-        return _Look(of, ["the table no longer exists"], [], [])
-    what: list[str] = []
-    if table.parameters.get(ASSET) != of.asset:
-        what.append(f"it is no longer a landing table of {of.asset}")
+        return _Look(of, [Difference("the table no longer exists", "gone")], [], [])
+    what: list[Difference] = []
+    if (asset := table.parameters.get(ASSET)) != of.asset:
+        what.append(Difference(f"it is no longer a landing table of {of.asset}", f"asset {asset}"))
     columns = tuple((column.name, column.type) for column in table.storage.columns)
     if of.columns and columns != of.columns:
         before, now = dict(of.columns), dict(columns)
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        what.append(f"its columns changed: {', '.join(names[:FEW]) or 'their order'}")
+        fact = f"columns {', '.join(map(' '.join, columns))}"
+        what.append(Difference(f"its columns changed: {', '.join(names[:FEW]) or 'their order'}", fact))
     given = table.parameters
     is_sealed = of.sealed or SEAL in given or SINCE in given or WRITTEN in given  # else of an earlier release
     if is_sealed and given.get(SEAL) != seal_of(given):
-        what.append("properties that identify it to purge and housekeeping changed")
+        what.append(Difference("properties that identify it to purge and housekeeping changed", "properties"))
     modified = [user] if (user := table.parameters.get("last_modified_by")) else []
     about = f"{of.db}.{of.name}"
     if table.is_partitioned:
         parts = [part for some in metastore.all_partitions(of.db, of.name) for part in some]
         strange = [part for part in parts if marked(part.parameters) == (0, 0)]
-        what += [f"partition {'/'.join(part.values)} was added" for part in strange[:FEW]]
+        added = ["/".join(part.values) for part in strange[:FEW]]
+        what += [Difference(f"partition {each} was added", f"added {each}") for each in added]
         wanted = partitions_of(of, jobs(of.target, _number(given.get(SINCE), of.job)))
         if given.get(REMOVE_EXPIRED, "").lower() != "true":  # else housekeeping removes them
             gone = sorted(wanted.keys() - {part.values[0] for part in parts})
-            what += [f"partition {each} no longer exists" for each in gone[:FEW]]
+            what += [Difference(f"partition {each} no longer exists", f"gone {each}") for each in gone[:FEW]]
         places = list[PlaceTask]()
         for part in parts:
             if part in strange:
                 continue
             told, task = _place(part, wanted.get(part.values[0], PlaceTask(about, "", -1, -1, of.at)), SINCE in given)
-            what += [f"partition {part.values[0]}: {told}"] if told else []
-            places += [task] if not told else []
+            if told is None:
+                places.append(task)
+            else:
+                of_part = part.values[0]
+                what.append(Difference(f"partition {of_part}: {told.text}", f"{told.fact} of {of_part}"))
         return _Look(of, what[: 2 * FEW], modified if what else [], places)
     told, task = _place(table, PlaceTask(about, of.location, of.files, of.bytes, of.at), False)
-    if told:
+    if told is not None:
         return _Look(of, [*what, told], modified, [])
-    if marked(table.parameters)[0] != of.job:
-        what.append(f"its properties name job {marked(table.parameters)[0]}, but job {of.job} published it last")
+    if (job := marked(table.parameters)[0]) != of.job:
+        text = f"its properties name job {job}, but job {of.job} published it last"
+        what.append(Difference(text, f"job {job}"))
     return _Look(of, what, modified if what else [], [task])
 
 
@@ -225,20 +241,22 @@ def _is_published(location: str, published: str) -> bool:
     )
 
 
-def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[str, PlaceTask]:
-    """Returns how a location differs from the published one, or "", and its expected content: as in the store, which a
-    writer cannot change; otherwise, also after a purge, as in the properties. says: True if these are required."""
+def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[Difference | None, PlaceTask]:
+    """Returns how a location differs from the published one, if it does, and its expected content: as in the store,
+    which a writer cannot change; otherwise, also after a purge, as in the properties. says: True if these are
+    required."""
     location = of.location or ""
     if published.location and not _is_published(location, published.location):
-        return f"its rows are located in {location}, not in {published.location}", published
+        text = f"its rows are located in {location}, not in {published.location}"
+        return Difference(text, f"location {location}"), published
     purged = name_of(Place(location or "/").parent.text).startswith(SIBLING)
     sizes = written_sizes(of.parameters, purged)
     if not purged and published.files >= 0:
         sizes = published.files, published.bytes
     if sizes is None and says and not purged:
-        return "its properties no longer describe the publication", published
+        return Difference("its properties no longer describe the publication", "undescribed"), published
     files, size = sizes or (-1, -1)
-    return "", msgspec.structs.replace(published, location=location, files=files, bytes=size)
+    return None, msgspec.structs.replace(published, location=location, files=files, bytes=size)
 
 
 def _number(text: str | None, otherwise: int) -> int:
@@ -246,11 +264,11 @@ def _number(text: str | None, otherwise: int) -> int:
     return int(text) if text and re.fullmatch(r"\d{1,18}", text, re.ASCII) else otherwise
 
 
-def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
-    """Returns (table, how its directory differs, or "", owners of files that are newer than the publication)."""
+def compare_place(task: PlaceTask) -> tuple[str, Difference | None, tuple[str, ...]]:
+    """Returns (table, how its directory differs, if it does, owners of files that are newer than the publication)."""
     place = located(task.location) if task.location else None
     if place is None or not place.exists():
-        return task.about, f"{task.location} no longer exists", ()
+        return task.about, Difference(f"{task.location} no longer exists", f"gone {task.location}"), ()
     files, size, newer = 0, 0, list[str]()
     waiting = [(task.location, child) for child in place.children()]
     while waiting:
@@ -266,11 +284,12 @@ def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
         if child.mtime is not None and child.mtime > task.at:
             newer.append(join(above, name))
     if task.files < 0 or (files, size) == (task.files, task.bytes):
-        return task.about, "", ()
+        return task.about, None, ()
+    fact = " ".join([f"{files} files of {size} bytes in {task.location}", *sorted(map(name_of, newer))[:FEW]])
     told = f"{task.location} has {files:,} files of {size:,} bytes, but {task.files:,} of {task.bytes:,} were published"
     if newer:
         told += f"; newer: {', '.join(map(name_of, newer[:FEW]))}"
-    return task.about, told, tuple(sorted({owner for each in newer[:FEW] if (owner := _owner(each))}))
+    return task.about, Difference(told, fact), tuple(sorted({owner for each in newer[:FEW] if (owner := _owner(each))}))
 
 
 def _owner(file: str) -> str:
