@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from dropping import Dropping
 from purges import Warehouse
+from waiting import eventually
 
 import replicator
 from replicator.ingestion import drop_directory
@@ -376,3 +377,87 @@ def test_a_job_that_fails_between_the_tables_of_nested_rows_goes_on(
     assert {key.kind for key in keys} == {"FOREIGN KEY", "PRIMARY KEY"}, "also those to a table that was altered"
     homes = sorted((dropping.here / "landing" / dropping.asset / "day").iterdir())
     assert {each.name.partition("-")[0] for home in homes for each in home.iterdir()} == {"v"}
+
+
+# ---- two requests of one table of a list ----------------------------------------------------------------------------
+
+
+def nested(dropping: Dropping, table: str) -> None:
+    """A table with two lists, and another one with the name of the second list's table."""
+    dropping.describe(table, format="json")
+    dropping.write(table, "a.json", json.dumps({"no": 1, "aaa": [1], "items": [{"sku": "nested"}]}))
+    dropping.describe(f"{table}__items", format="json")
+    dropping.write(f"{table}__items", "a.json", json.dumps({"sku": "own"}))
+
+
+def lands_now(dropping: Dropping, table: str) -> None:
+    """A job lands a table while another one is running; either's controller may have claimed it."""
+    dropping.land(table)
+
+    def landed() -> bool:
+        jobs = replicator.ingest_ls(config=dropping.config).jobs
+        return any(job.state == "done" and job.target.endswith(table) for job in jobs)
+
+    eventually(landed)
+
+
+def skus(dropping: Dropping, table: str) -> list[str]:
+    return [each["sku"] for each in dropping.rows(f"{table}__items")]
+
+
+def tables(dropping: Dropping) -> set[str]:
+    return set(dropping.warehouse.metastore.table_names(f"{dropping.asset}_day"))
+
+
+def test_one_after_the_other_lands_the_first_and_refuses_the_second_as_a_whole(dropping: Dropping) -> None:
+    nested(dropping, "orders")
+    assert dropping.land("orders").status == "done"
+    (told,) = dropping.land("orders__items").errors
+    assert "orders__items is landed from" in told and skus(dropping, "orders") == ["nested"]
+    nested(dropping, "later")
+    assert dropping.land("later__items").status == "done"
+    (told,) = dropping.land("later").errors
+    assert "later__items is landed from" in told and skus(dropping, "later") == ["own"]
+    assert tables(dropping) == {"orders", "orders__aaa", "orders__items", "later__items"}
+
+
+def test_a_table_that_another_job_has_made_since_the_copy_is_refused_before_any_publication(
+    dropping: Dropping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = landing_steps.make_database
+
+    def another_lands(*given: Any) -> None:
+        monkeypatch.undo()
+        lands_now(dropping, "orders__items")
+        make(*given)
+
+    nested(dropping, "orders")
+    monkeypatch.setattr(landing_steps, "make_database", another_lands)
+    (told,) = dropping.land("orders").errors
+    assert "orders__items is landed from" in told and skus(dropping, "orders") == ["own"]
+    assert tables(dropping) == {"orders__items"}, "the list that is published first is not, either"
+
+
+def test_of_two_publications_at_one_moment_one_has_the_table_and_the_other_is_completed_by_its_next_landing(
+    dropping: Dropping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = landing_steps.publish
+
+    def another_lands(metastore: Any, asset: Any, request: Any, landed: Any) -> Any:
+        if request.table == "orders__items":
+            monkeypatch.undo()
+            lands_now(dropping, "orders__items")
+        return publish(metastore, asset, request, landed)
+
+    nested(dropping, "orders")
+    monkeypatch.setattr(landing_steps, "publish", another_lands)
+    (told,) = dropping.land("orders").errors
+    assert "orders__items is landed from" in told and skus(dropping, "orders") == ["own"]
+    assert tables(dropping) == {"orders__aaa", "orders__items"}
+    failed = next(job for job in replicator.ingest_ls(config=dropping.config).jobs if job.state != "done")
+    assert (failed.state, failed.target) == ("failed_user", f"{dropping.asset}_day.orders")
+    dropping.warehouse.metastore.drop_table(f"{dropping.asset}_day", "orders__items")
+    assert dropping.land("orders").status == "done"
+    joined = "SELECT no, value, sku FROM {db}.orders o JOIN {db}.orders__aaa a ON a.parent_id = o.row_id"
+    joined += " JOIN {db}.orders__items i ON i.parent_id = o.row_id"
+    assert dropping.sql(joined) == [(1, 1, "nested")]

@@ -325,6 +325,8 @@ def _named(columns: Iterable[Sequence[str]]) -> tuple[Column, ...]:
 def publish_rows(work: Work, facts: Facts) -> Facts:
     _check_scope(work, facts.get("parts", ()))
     make_database(work.metastore, work.asset, work.request, parent(work.home))
+    for each in (work, *map(work.part, facts.get("parts", ()))):  # all of them, before one of them is published
+        landing_of(each.metastore, each.asset, each.request)
     if work.settles and facts["came"] and time.time() - facts.get("settled", 0.0) > SETTLED:
         facts = _settled_again(work, facts)  # data subjects erased since then must not be restored
     for _ in range(ATTEMPTS):
