@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,23 +94,21 @@ class GrantCalls:
         return self._keeps_grants
 
     def grants(self, databases: Collection[str]) -> Granted:
-        found: dict[On, list[Grant]] = {}
-        granted = Granted()
+        found, granted = _Found(), Granted()
         for kind, values in (*_ONE_TYPE, _COLUMNS_OF_PARTITIONS):
             rows = self._read("grants", _listed(kind, values))
             while rows:
                 self._add(rows.pop(), databases, found, granted)
-        return _finished(found, granted)
+        return found.finished(granted)
 
     def all_grants(self, databases: Collection[str]) -> Granted:
-        found: dict[On, list[Grant]] = {}
-        granted = Granted()
+        found, granted = _Found(), Granted()
         rows = self._read("grants", _listed(None, None))
         while rows:
             self._add(rows.pop(), databases, found, granted)
-        return _finished(found, granted)
+        return found.finished(granted)
 
-    def _add(self, row: Any, databases: Collection[str], found: dict[On, list[Grant]], granted: Granted) -> None:
+    def _add(self, row: Any, databases: Collection[str], found: _Found, granted: Granted) -> None:
         on, info = row.hiveObject, row.grantInfo
         if on.dbName not in databases or on.catName not in (None, self.catalog):
             return
@@ -125,7 +124,7 @@ class GrantCalls:
             option=bool(info.grantOption),
             column=on.columnName or "",
         )
-        found.setdefault((on.dbName, on.objectName or "", tuple(on.partValues or ())), []).append(grant)
+        found.add((intern(on.dbName), intern(on.objectName or ""), tuple(on.partValues or ())), grant)
 
     def roles(self, names: Iterable[str]) -> dict[str, RoleMembers]:
         there = set(self._read("role names", lambda client: client.get_role_names()))
@@ -184,9 +183,24 @@ def _key(grant: Grant) -> tuple[str, ...]:
     return grant.column, grant.kind, grant.principal, grant.privilege
 
 
-def _finished(found: dict[On, list[Grant]], granted: Granted) -> Granted:
-    granted.grants = {on: ordered(some) for on, some in found.items()}
-    return granted
+class _Found:
+    """Grants by object. A server returns all grants of one type at once, so all are in memory; equal ones, such as
+    those of a table's partitions, only once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Grant, Grant] = {}
+        self._by_object: dict[On, list[Grant]] = {}
+
+    def add(self, on: On, grant: Grant) -> None:
+        self._by_object.setdefault(on, []).append(self._known.setdefault(grant, grant))
+
+    def finished(self, granted: Granted) -> Granted:
+        """Moves the grants into `granted`, and returns it."""
+        same: dict[tuple[Grant, ...], tuple[Grant, ...]] = {}
+        for on in list(self._by_object):
+            each = ordered(self._by_object.pop(on))
+            granted.grants[on] = same.setdefault(each, each)
+        return granted
 
 
 def _listed(kind: int | None, values: list[str] | None) -> Any:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
+from hmsclient.genthrift.hive_metastore import ttypes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +14,7 @@ from cmroot.errors import FormatError
 from replicator.captures.events.record import decode_line
 from replicator.core.model import Grant, Member, RoleMembers
 from replicator.core.policy import parse_principals
-from replicator.metastore.grants import difference, on_target, ordered, role_on_target
+from replicator.metastore.grants import GrantCalls, difference, on_target, ordered, role_on_target
 
 GRANTS = st.builds(
     Grant,
@@ -89,3 +93,33 @@ def test_a_dump_cannot_add_members_to_a_built_in_role_nor_name_other_principals(
     for wrong in (b'{"":[{"principal":"a","kind":"HOST","privilege":"ALL"}]}', b'{"../x":[]}', b"[]"):
         with pytest.raises(FormatError):
             decode_line(line % wrong)
+
+
+class OneType(GrantCalls):
+    """A server whose partitions have grants."""
+
+    catalog = "hive"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def _read(self, what: str, send: Any) -> Any:
+        return [
+            ttypes.HiveObjectPrivilege(
+                ttypes.HiveObjectRef(ttypes.HiveObjectType.PARTITION, "".join(["sa", "les"]), "t", [name], None),
+                "".join(["a", "nn"]),
+                ttypes.PrincipalType.USER,
+                ttypes.PrivilegeGrantInfo(privilege, 0, "x", ttypes.PrincipalType.USER, False),
+            )
+            for name in self._names
+            for privilege in ("SELECT", "ALTER")
+        ]
+
+
+def test_equal_grants_of_partitions_are_held_once() -> None:
+    names = [f"day {number}" for number in range(100)]
+    found = OneType(names).all_grants(["sales"])
+    assert {values for _, values, _ in found.objects("sales")} == {(name,) for name in names}
+    assert len({id(some) for some in found.grants.values()}) == 1
+    assert len({id(db) for db, _, _ in found.grants}) == 1
+    assert [each.privilege for each in next(iter(found.grants.values()))] == ["ALTER", "SELECT"]
