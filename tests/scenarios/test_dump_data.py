@@ -743,6 +743,22 @@ def test_each_run_continues_the_newest_chain_until_it_is_old(nights: Nights) -> 
     loads_alone(nights.fixture, nights.place / third[0], nights.place / fourth[0])
 
 
+@pytest.mark.parametrize("kind", S3_SERVERS)
+def test_a_chain_on_s3_is_continued_and_expired(kind: str, request: pytest.FixtureRequest, fixture: Lab) -> None:
+    with s3_of(kind, request) as filesystem:
+        filesystem.mkdir(bucket := unique("nightly"))
+        place = f"s3://{bucket}/west"
+        arguments = ["dump", *fixture.capture_arguments()[1:], "--with-data", "--into", place]
+        kinds = [command(*arguments, *more).output["kind"] for more in ((), (), ("--complete-every", "0s"))]
+        assert kinds == ["bootstrap", "incremental", "bootstrap"]
+        listed = command("dumps", "ls", place)
+        assert (listed.code, listed.output["unfinished"], len(listed.output["dumps"])) == (0, [], 3), listed
+        for each in listed.output["dumps"]:
+            assert command("dumps", "verify", f"{place}/{each['name']}").code == 0
+        expired = command("dumps", "expire", place, "--keep-last", "1")
+        assert (expired.code, len(expired.output["removed"])) == (0, 2), expired
+
+
 KILLED_NIGHTS = [
     Fault("before", "rename", r"/_metadata/records-"),
     Fault("after", "rename", r"/_data/files/"),
