@@ -314,8 +314,8 @@ def list_named(log: Recording, root: str, *, everything: bool) -> None:
     """Records and keeps files that metadata names for the first time, and, with `everything`, those that have changed.
     Those that no metadata names any more, and those removed from a directory that has other files, are recorded as
     removed. A file that cannot be read is reported until it can; its last known state remains, and only `everything`
-    looks again, as a host that is gone answers late. root: the `$cmroot`."""
-    manifest, unread = log.manifest, dict[str, NotReplicated]()
+    looks again, and once at each store, as a host that is gone answers late. root: the `$cmroot`."""
+    manifest, unread, away = log.manifest, dict[str, NotReplicated](), dict[str, StorageUnreachable]()
     unread_before = {} if everything else unread_files(manifest)
     for db in sorted(manifest.scope()):
         known = {file.path: (directory, file) for directory, file in manifest.recorded_files(db)}
@@ -329,7 +329,7 @@ def list_named(log: Recording, root: str, *, everything: bool) -> None:
             before = known[path][1] if path in known else None
             why = unread_before.get(f"{db}/{path}")
             if why is None and (before is None or everything):
-                why = _look(log, root, db, home, path, naming, before)
+                why = _unread(away, db, naming, partial(_look, log, root, db, home, path, naming, before))
             if why is not None:
                 unread[f"{db}/{path}"] = why
         for path, (directory, _) in known.items():
@@ -357,26 +357,36 @@ def _change(manifest: Manifest, db: str, naming: _Naming, *, new: bool) -> Chang
     return AlterTable(db=db, name=naming.name, table=table) if table else ChangeFiles(db=db, table=naming.name)
 
 
-def _look(
-    log: Recording, root: str, db: str, home: str, path: str, naming: _Naming, before: KnownFile | None
+def _unread(
+    away: dict[str, StorageUnreachable], db: str, naming: _Naming, look: Callable[[], None]
 ) -> NotReplicated | None:
-    """Records a file if it is new, has changed, or was removed. Returns why it cannot be read."""
+    """Returns why `look` cannot read a file. away: stores that gave no answer, and their error; none is asked twice."""
+    store = split_authority(naming.place)[0]
     try:
-        try:
-            if before is not None and _is_unchanged(before, naming.place):
-                return None
-            kept = CopyKeeper(root).keep(naming.place)
-        except FileNotFoundError:
-            if before is None or not located(naming.place).parent.list():  # a directory that is away is not empty
-                return None
-            kept = None
+        if store in away:
+            raise away[store]
+        look()
+        return None
     except (OSError, NotWritable, UnknownPlace, StorageUnreachable) as error:  # also of a cluster that is long gone
+        if isinstance(error, StorageUnreachable) and not is_local(naming.place):
+            away[store] = error
         return NotReplicated(f"{db}.{naming.name}", f"it names {naming.place}, which cannot be read: {error}")
+
+
+def _look(log: Recording, root: str, db: str, home: str, path: str, naming: _Naming, before: KnownFile | None) -> None:
+    """Records a file if it is new, has changed, or was removed. Raises the store's error where it cannot be read."""
+    try:
+        if before is not None and _is_unchanged(before, naming.place):
+            return
+        kept = CopyKeeper(root).keep(naming.place)
+    except FileNotFoundError:
+        if before is None or not located(naming.place).parent.list():  # a directory that is away is not empty
+            return
+        kept = None
     if kept is not None:
         log.report.files, log.report.bytes = log.report.files + 1, log.report.bytes + kept.size
     at = log.observe(_change(log.manifest, db, naming, new=before is None))
     log.files(_entry(db, join(home, NAMED), path, kept, at))
-    return None
 
 
 def _is_unchanged(known: KnownFile, place: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Answer, command
-from hadoop import DATANODE, NAMENODE, Cluster, running_hdfs, write_settings
+from hadoop import DATANODE, NAMENODE, Cluster, running_hdfs
 from hdfs_path import HdfsPath
 from lab import Lab
 from metastores import MetastoreFactory
@@ -66,13 +66,6 @@ COMMANDS: dict[str, Callable[[Lab], Answer]] = {
     "cm ls": lambda found: command("cm", "ls", "--cmroot", str(found.cmroot)),
     "cm expire": lambda found: command("cm", "expire", "--cmroot", str(found.cmroot), "--older-than", "1d"),
 }
-
-
-@pytest.fixture
-def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A configuration that says itself how often a NameNode is tried."""
-    write_settings(tmp_path / "hdfs-site.xml", {"dfs.client.failover.max.attempts": "1"})
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
 
 
 def test_a_name_node_that_is_away_is_told(own: Cluster, loaded: Lab, impatient: None) -> None:

@@ -372,6 +372,7 @@ def test_a_root_of_an_earlier_release_records_the_files_at_its_next_scan(
 
 
 @pytest.mark.parametrize("address", ["hdfs://no-such-service/f.jar", "hdfs://127.0.0.1:1/f.jar"])
+@pytest.mark.usefixtures("impatient")
 def test_a_file_on_a_cluster_that_is_gone_stops_neither_capture_nor_load(fixture: Lab, address: str) -> None:
     function(fixture.source, "f", ("JAR", address))
     fixture.source.table("t", {"a": "1"})
@@ -385,6 +386,16 @@ def test_a_file_on_a_cluster_that_is_gone_stops_neither_capture_nor_load(fixture
         assert answer.code == 3 and "cannot be read" in str(answer.output["not_replicated"]), answer
     assert fixture.target.metastore.functions(fixture.target.name)[0].resources == (("JAR", address),)
     assert fixture.target.shown()["t"] == fixture.source.shown()["t"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_cluster_that_is_gone_is_asked_once_in_a_capture(fixture: Lab) -> None:
+    """All of its files have the error of one of them."""
+    for name in ("f", "g", "h"):
+        function(fixture.source, name, ("JAR", f"hdfs://127.0.0.1:1/{name}.jar"))
+    for answer in (fixture.capture(), fixture.dump()):
+        assert answer.code == 3 and len(named := answer.output["not_replicated"]) == 3, answer
+        assert len({each["reason"].partition(", which cannot be read: ")[2] for each in named}) == 1, named
 
 
 def test_the_address_of_a_file_that_is_seen_nowhere_stays(fixture: Lab) -> None:

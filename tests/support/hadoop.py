@@ -208,3 +208,10 @@ def far_hdfs(hdfs: Cluster) -> Iterator[Cluster]:
     DataNode's report, and then waits for half a second."""
     with distant(hdfs.ports[0], 0.004) as port:
         yield replace(hdfs, ports=(port, *hdfs.ports[1:]))
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration by which clients try a NameNode once: by default, 4 times within 15 seconds."""
+    write_settings(tmp_path / "hdfs-site.xml", {"dfs.client.failover.max.attempts": "0"})
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
