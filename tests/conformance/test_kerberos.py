@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from kerberos import REALM, Kdc
 from leaks import replicated
+from names import unique
 from plain_tables import PlainDatabase
 from secured import (
     LOCALHOST,
@@ -51,9 +52,6 @@ def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
         "hive.metastore.kerberos.principal": f"hive/localhost@{REALM}",
     }
     return secured_metastore(directory, config, wanted | settings, java=kdc.java_options())
-
-
-pytestmark = pytest.mark.own_metastores
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +214,7 @@ def test_a_delegation_token_proves_an_identity_until_it_is_cancelled(
 
 @pytest.mark.kerberos
 def test_keys_and_tokens_are_never_shown(
-    kerberos: tuple[Secured, Secured], tmp_path: Path, source_metastore: Running
+    kerberos: tuple[Secured, Secured], tmp_path: Path, target_metastore: Running
 ) -> None:
     config = kerberos[0].config
     assert config.keytab
@@ -224,13 +222,14 @@ def test_keys_and_tokens_are_never_shown(
     at = keytab.index(b"\x00\x12\x00\x20") + 4  # a key of AES-256
     known: dict[str, str | bytes] = {"key": keytab[at : at + 32]}
     begin(config, tmp_path)
-    replicated(policy(tmp_path / "here", config, source_metastore), tmp_path / "here", 0, **known)
+    sales = unique("sales")
+    replicated(policy(tmp_path / "here", config, target_metastore, sales), tmp_path / "here", 0, **known)
     with connect(config) as owner:
         token = owner._connections.read("token", lambda client: client.get_delegation_token("replicator", "replicator"))
         known |= {"token": token, "password": credentials_of(token)[1]}
         (tmp_path / "secret").write_text(token)
         by_token = MetastoreConfig(config.uri, auth="token", token=f"file:{tmp_path}/secret")
-        file = policy(tmp_path / "here", by_token, source_metastore)
+        file = policy(tmp_path / "here", by_token, target_metastore, sales)
         replicated(file, tmp_path / "here", 0, **known)
         owner._connections.change("cancel", lambda client: client.cancel_delegation_token(token))
     replicated(file, tmp_path / "here", 2, **known)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from leaks import replicated, run, said, search
+from names import unique
 from plain_tables import PlainDatabase
 from postgres import Postgres
 from stores import s3_server
@@ -15,9 +16,6 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 PASSWORD = "s3cret-of-the-database"
-
-
-pytestmark = pytest.mark.own_metastores
 
 
 def test_the_password_of_a_metastores_database_is_never_shown(tmp_path: Path, postgres: Postgres) -> None:
@@ -53,7 +51,7 @@ def test_the_keys_of_a_store_are_never_shown(
     here, token = tmp_path / "here", "s3cret-token-of-the-session"
     here.mkdir()
     with connect(source_metastore.uri) as client:
-        db = PlainDatabase(client, "sales", tmp_path / "sales")
+        db = PlainDatabase(client, unique("sales"), tmp_path / "sales")
         db.create()
         db.table("t", {"first": "1"})
     with s3_server() as filesystem:
@@ -61,7 +59,7 @@ def test_the_keys_of_a_store_are_never_shown(
         config = tmp_path / "replicator.toml"
         config.write_text(
             f"[metastores.prod]\nuri = '{source_metastore.uri}'\n[metastores.standby]\nuri = '{target_metastore.uri}'\n"
-            "[policies.west]\nsource = 'prod'\ntarget = 'standby'\ndatabases = 'sales'\nengine = 'local'\n"
+            f"[policies.west]\nsource = 'prod'\ntarget = 'standby'\ndatabases = '{db.name}'\nengine = 'local'\n"
             f"cmroot = 's3a://secrets/.cmroot'\ntarget_cmroot = '{here}/there/.cmroot'\nwarehouse = '{here}/there'\n"
             "dumps = 's3a://secrets/dumps'\n"
         )
@@ -72,7 +70,7 @@ def test_the_keys_of_a_store_are_never_shown(
         assert stored and key.encode() not in stored and token.encode() not in stored
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    capture = ("capture", "--source", source_metastore.uri, "--db", "sales", "--cmroot", "s3a://secrets/.cmroot")
+    capture = ("capture", "--source", source_metastore.uri, "--db", db.name, "--cmroot", "s3a://secrets/.cmroot")
     known = {"key": key.encode(), "token": token.encode()}
     assert run(here, "--verbose", *capture, "--json", secrets=known)
     search(here, known)

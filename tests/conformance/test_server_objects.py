@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,18 @@ from hive_objects import hive_client
 from hmsclient import HMSClient
 from hmsclient.genthrift.hive_metastore import ttypes as older
 from lab import Lab
-from metastores import MetastoreFactory
+from metastores import MetastoreFactory, drop_databases
+from names import unique
 from newer_calls import newer_client
+from plain_tables import PlainDatabase
+from raw_thrift import RawClient, struct
 
 from replicator.core.not_replicated import reason_of
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
 
 Hives = Callable[..., Running]
+Sides = tuple[Running, Running]
 LISTS = {"get_all_resource_plans", "get_dataconnectors", "get_all_stored_procedures", "get_all_packages"}
 
 
@@ -47,9 +52,81 @@ def _drop(client: Any, db: str) -> None:
     client.drop_package(ttypes.DropPackageRequest(catName="hive", dbName=db, packageName="tools"))
 
 
+@pytest.fixture(scope="module")
+def alone(metastore_factory: MetastoreFactory) -> Running:
+    """A server without other tests' databases: its own objects are named by whatever is about all of them."""
+    return metastore_factory("objects", hive="4.2")
+
+
+@pytest.fixture
+def sides(alone: Running, hives: Hives) -> Iterator[Sides]:
+    yield alone, hives("4.2", "target")
+    drop_databases(alone)
+
+
 @pytest.mark.timeout(300)
-def test_plans_procedures_and_packages_are_named(metastore_factory: MetastoreFactory, tmp_path: Path) -> None:
-    source, target = (metastore_factory(name, hive="4.2") for name in ("source", "target"))
+def test_data_connectors_are_named(sides: Sides, tmp_path: Path) -> None:
+    """They are in no database: named by whatever is about all databases."""
+    source, target = sides
+    one, other, both = unique("here"), unique("there"), ["data connector elsewhere"]
+    with connect(source.uri) as metastore:
+        for name in (one, other):
+            database = PlainDatabase(metastore, name, source.warehouse)
+            database.create()
+            database.table("t", {"first": "1\x01one\n"})
+    made = struct({1: "elsewhere", 2: "mysql", 3: "jdbc:mysql://elsewhere/db", 5: "nobody"})
+    with RawClient(source.uri) as raw:
+        assert not raw.call("create_dataconnector_req", struct({1: made})).failed
+
+    def run(verb: str, *words: object) -> Answer:
+        answer = command(verb, *map(str, words), "--engine", "local")
+        assert not answer.error, answer
+        return answer
+
+    def named(answer: Answer) -> list[str]:
+        found = [each["object"] for each in answer.output["not_replicated"]]
+        assert answer.code == (3 if found else 0), answer
+        return found
+
+    root = ["--source", source.uri, "--cmroot", tmp_path / "cmroot"]
+    sides = ["--source", source.uri, "--target", target.uri]
+    assert named(run("capture", *root, "--db", one)) == []
+    dump = run("dump", *root, "--db", one, "--db", other, "--out", tmp_path / "all")
+    assert named(dump) == both
+    assert named(run("dump", *root, "--db", one, "--out", tmp_path / "one")) == []
+    assert named(run("capture", *root)) == both
+    assert named(run("load", tmp_path / "all", "--target", target.uri, "--target-cmroot", tmp_path / "replica")) == both
+    assert named(run("verify", *sides, "--db", one, "--db", other)) == both
+    assert named(run("verify", *sides, "--db", one)) == []
+
+    config = tmp_path / "replicator.toml"
+    config.write_text(
+        f"""[policies.all]
+source = "{source.uri}"
+target = "{target.uri}"
+databases = [".*"]
+rename_db = {{ default = "{unique("default")}" }}
+dumps = "{tmp_path}/dumps"
+cmroot = "{tmp_path}/cmroot"
+target_cmroot = "{tmp_path}/replica"
+engine = "local"
+"""
+    )
+    for verb in (["sync"], ["plan", "--out", str(tmp_path / "plan")], ["sync"]):
+        assert named(command("--config", str(config), verb[0], "all", *verb[1:])) == both
+
+    with RawClient(source.uri) as raw:
+        assert not raw.call("drop_dataconnector_req", struct({1: "elsewhere", 2: True, 3: False})).failed
+    with newer_client(source.uri) as client:
+        assert client.get_dataconnectors() == []
+    captured = run("capture", *root)
+    assert (named(captured), captured.output["unknown"]) == ([], [])
+    assert named(command("--config", str(config), "sync", "all")) == []
+
+
+@pytest.mark.timeout(300)
+def test_plans_procedures_and_packages_are_named(sides: Sides, tmp_path: Path) -> None:
+    source, target = sides
     pair = Lab(source, target, tmp_path)
     one, other = pair.db("one"), pair.db("other")
     for db in (one, other):

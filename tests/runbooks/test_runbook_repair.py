@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from names import unique
 from plain_tables import PlainDatabase
 from runbooks import play, steps
 
 import replicator
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-
-pytestmark = pytest.mark.own_metastores  # the runbook's database is called sales
 
 
 @pytest.fixture(autouse=True)
@@ -24,22 +23,23 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_runbook_repairs_a_replica_that_somebody_wrote_to(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
+    name = unique("sales")
     places = {name: tmp_path / name for name in ("cmroot", "target_cmroot", "dump")}
     with connect(source_metastore.uri) as here, connect(target_metastore.uri) as there:
-        source = PlainDatabase(here, "sales", source_metastore.warehouse)
-        target = PlainDatabase(there, "sales", target_metastore.warehouse)
+        source = PlainDatabase(here, name, source_metastore.warehouse)
+        target = PlainDatabase(there, name, target_metastore.warehouse)
         source.create()
         source.table("orders", {"f1": "one" * 100, "f2": "two" * 100})
         source.partitioned("days", {"a": {"x": "a" * 10}, "b": {"x": "b" * 20}})
         source.table("untouched", {"f": "as it was"})
-        replicator.dump(source=here.uri, cmroot=str(places["cmroot"]), out=str(places["dump"]), db="sales")
+        replicator.dump(source=here.uri, cmroot=str(places["cmroot"]), out=str(places["dump"]), db=name)
         replicator.load(str(places["dump"]), target=there.uri, target_cmroot=str(places["target_cmroot"]))
         (target.home / "orders/f1").write_text("0ne" * 100)  # somebody's job wrote to the wrong cluster
         target.add("days", {"z": {"x": "by mistake"}})
         target.alter("orders", owner_note="mine")
         target.table("scratch", {"f": "somebody's own"})
 
-        values = {"source": here.uri, "target": there.uri, "db": "sales", "dir": tmp_path, **places}
+        values = {"source": here.uri, "target": there.uri, "db": name, "dir": tmp_path, **places}
         played = play("repair-a-replica", values)
 
         assert len(played) > 6

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from leaks import run, said, search
+from names import unique
 from no_spark import environment_without_spark
 from plain_tables import PlainDatabase
 
@@ -24,13 +25,11 @@ SECRETS = {
 }
 
 
-pytestmark = pytest.mark.own_metastores
-
-
 @pytest.fixture
 def config(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Path:
+    sales = unique("sales")
     with connect(source_metastore.uri) as client:
-        db = PlainDatabase(client, "sales", tmp_path / "sales")
+        db = PlainDatabase(client, sales, tmp_path / "sales")
         db.create()
         db.table("t", {"first": "1"})
     secret = tmp_path / "password"
@@ -42,7 +41,7 @@ def config(source_metastore: Running, target_metastore: Running, tmp_path: Path)
         f"[metastores.other]\nuri = 'thrift://other:9083'\nauth = 'plain'\nuser = 'me'\npassword = 'file:{secret}'\n"
         f"[spark]\n'hadoop.fs.s3a.secret.key' = '{SECRETS['spark'].decode()}'\n"
         f"[alerts.webhooks.chat]\nurl = 'https://chat.example.com/services/{SECRETS['webhook'].decode()}'\n"
-        "[policies.west]\nsource = 'prod'\ntarget = 'standby'\ndatabases = 'sales'\nengine = 'local'\n"
+        f"[policies.west]\nsource = 'prod'\ntarget = 'standby'\ndatabases = '{sales}'\nengine = 'local'\n"
         f"cmroot = '{tmp_path}/.cmroot'\ntarget_cmroot = '{there}/.cmroot'\nwarehouse = '{there}'\n"
         f"dumps = '{tmp_path}/dumps'\n"
     )

@@ -6,6 +6,7 @@ import base64
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -41,7 +42,8 @@ def replicated(config: Path, here: Path, code: int, **secrets: str | bytes) -> s
     whom all secrets are unknown."""
     known = {name: value.encode() if isinstance(value, str) else value for name, value in secrets.items()}
     begin, number = ("--config", str(config), "--verbose", "--log-level", "debug"), len(list(here.glob("said-*")))
-    source = ("--json", "--source", "prod", "--db", "sales", "--cmroot", f"{here}/cm")
+    db = tomllib.loads(config.read_text())["policies"]["west"]["databases"]
+    source = ("--json", "--source", "prod", "--db", db, "--cmroot", f"{here}/cm")
     for command in (
         ("capture", *source),
         ("dump", *source, "--out", f"{here}/out-{number}"),
