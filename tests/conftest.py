@@ -94,6 +94,14 @@ def hives(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Callable[..., 
 
 
 @pytest.fixture(scope="module")
+def without_log(pool: Pool) -> Iterator[Running]:
+    """A metastore that writes no notification log, the same one for all tests of a run. Make databases of your own."""
+    with shared(pool) as metastore:
+        listeners = ("hive.metastore.transactional.event.listeners", "hive.metastore.event.listeners")
+        yield metastore("without-log", settings=dict.fromkeys(listeners, ""), **VERSION)
+
+
+@pytest.fixture(scope="module")
 def source_metastore(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Running]:
     """A metastore to replicate from. Earlier tests have used it: make databases of your own (`unique`)."""
     if request.node.get_closest_marker("removals"):

@@ -356,9 +356,8 @@ def test_events_are_read_after_an_id(metastore: Metastore, db: str) -> None:
     assert metastore.next_events(before + 2) == []
 
 
-def test_a_server_without_a_listener_keeps_no_log(metastore_factory: Callable[..., Running]) -> None:
-    running = metastore_factory("quiet", settings={"hive.metastore.transactional.event.listeners": ""})
-    with connect(running.uri) as quiet, pytest.raises(NotificationLogOff) as raised:
+def test_a_server_without_a_listener_keeps_no_log(without_log: Running) -> None:
+    with connect(without_log.uri) as quiet, pytest.raises(NotificationLogOff) as raised:
         quiet.current_event_id()
     assert "hive.metastore.transactional.event.listeners" in raised.value.hint
     assert "hive.metastore.event.listeners" in raised.value.hint

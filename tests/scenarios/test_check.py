@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from metastores import MetastoreFactory
 from names import unique
 from plain_tables import PlainDatabase
 from waiting import CEILING
@@ -169,25 +168,19 @@ def test_one_metastore_under_two_addresses_is_noticed_by_its_events(scene: Scene
     assert found.health == "critical" and "one metastore" in found.text
 
 
-def test_a_source_without_a_notification_log_is_critical(scene: Scene, silent: Running) -> None:
-    with connect(silent.uri) as metastore:
-        metastore.create_database(Database(name=scene.db, location=f"file:{silent.warehouse}/{scene.db}.db"))
-    scene.values["source"] = silent.uri
+def test_a_source_without_a_notification_log_is_critical(scene: Scene, without_log: Running) -> None:
+    with connect(without_log.uri) as metastore:
+        metastore.create_database(Database(name=scene.db, location=f"file:{without_log.warehouse}/{scene.db}.db"))
+    scene.values["source"] = without_log.uri
     checked = scene.check()
     (log,) = [finding for finding in checked.findings if finding.name == "log"]
     assert log.health == "critical" and "no notification log" in log.text and "DbNotificationListener" in log.hint
     assert "clock source" in healths(checked)
 
 
-def test_a_target_need_not_keep_a_notification_log(scene: Scene, silent: Running) -> None:
-    scene.values["target"] = silent.uri
+def test_a_target_need_not_keep_a_notification_log(scene: Scene, without_log: Running) -> None:
+    scene.values["target"] = without_log.uri
     assert healths(scene.check()) == {}
-
-
-@pytest.fixture(scope="module")
-def silent(metastore_factory: MetastoreFactory) -> Running:
-    """A metastore without a listener."""
-    return metastore_factory("silent", settings={"hive.metastore.transactional.event.listeners": ""})
 
 
 def test_a_root_that_captured_another_metastore_is_critical(scene: Scene) -> None:

@@ -17,7 +17,6 @@ from struct import pack
 import pytest
 from command_line import Answer, command
 from gateways import FILES, Guarded, Wire, contents, guarded
-from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
 from waiting import CEILING, eventually
 
@@ -426,11 +425,8 @@ def test_an_address_in_use_is_told(guard: Guarded, tmp_path: Path) -> None:
         pass
 
 
-def test_a_metastore_without_an_event_log_is_refused(metastore_factory: MetastoreFactory, tmp_path: Path) -> None:
-    silent = metastore_factory(
-        "silent", settings={"hive.metastore.transactional.event.listeners": "", "hive.metastore.event.listeners": ""}
-    )
-    with pytest.raises(NotificationLogOff), guarded(silent, tmp_path):
+def test_a_metastore_without_an_event_log_is_refused(without_log: Running, tmp_path: Path) -> None:
+    with pytest.raises(NotificationLogOff), guarded(without_log, tmp_path):
         pass
 
 
