@@ -26,7 +26,7 @@ from replicator.metastore.thrift import connect
 
 pytestmark = pytest.mark.hdfs
 
-PARTITIONS = 40
+PARTITIONS = 16
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,8 @@ def configured(known: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monkey
     mounts = {f"fs.viewfs.mounttable.all.link./{name}": f"hdfs://{name}/{tmp_path.name}" for name in ("one", "two")}
     mounts["fs.viewfs.mounttable.all.linkFallback"] = f"hdfs://one/{tmp_path.name}"
     write_settings(tmp_path / "core-site.xml", {"fs.defaultFS": "hdfs://one"} | mounts)
-    write_settings(tmp_path / "hdfs-site.xml", known)
+    pauses = {f"dfs.client.failover.sleep.{kind}.millis": "200" for kind in ("base", "max")}  # by default, up to 15 s
+    write_settings(tmp_path / "hdfs-site.xml", known | pauses | {"dfs.client.failover.max.attempts": "1000"})
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
 
 
