@@ -16,7 +16,7 @@ from cmroot.log.captured import ADD, FILES, RELEASE
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import ChangeRecord, partition_names
 from replicator.captures.inventory import Ends, Inventory
-from replicator.core.model import Column, Constraint, Partition, Table
+from replicator.core.model import MATERIALIZED_VIEW, Column, Constraint, Partition, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema, schema_files
 from replicator.core.not_replicated import PLAIN, table_format
 
@@ -226,9 +226,11 @@ class Fold(Inventory):
             self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
 
     def note_formats(self) -> None:
-        """Records the table format of every known table."""
-        for (body,) in self._db.execute("SELECT body FROM tables").fetchall():
-            self._note_format(msgspec.json.decode(body, type=Table))
+        """Records the format of every known table, and lists materialized views, as older releases did not."""
+        for row_id, body in self._db.execute("SELECT id, body FROM tables").fetchall():
+            self._note_format(table := msgspec.json.decode(body, type=Table))
+            if table.kind == MATERIALIZED_VIEW and has_files(table):
+                self._db.execute("UPDATE tables SET listed = 0 WHERE id = ?", (row_id,))
 
     def _note_format(self, table: Table) -> None:
         found, table_id = table_format(table), self._table_id(table.db, table.name)

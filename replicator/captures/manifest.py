@@ -79,7 +79,7 @@ class Manifest(Inventory):
         self._db.executescript(_INDEXES + GRANT_TABLES)
         self._db.execute("BEGIN")
         self._fold = Fold(self._db)
-        for key, note in (("formats", self._fold.note_formats), ("named_files", self._fold.note_all_named)):
+        for key, note in (("kinds", self._fold.note_formats), ("named_files", self._fold.note_all_named)):
             if self.recall(key) is None:
                 note()
                 self.remember(key, "noted")

@@ -98,7 +98,7 @@ INDEX = "INDEX_TABLE"  # contents of an index, up to Hive 2.3
 
 
 class Table(Value, frozen=True, omit_defaults=True):
-    """A table or a view. `kind` is the metastore's tableType. Views have no data."""
+    """A table or a view. `kind` is the metastore's tableType. Views have no data; materialized views have."""
 
     db: str
     name: str
@@ -120,6 +120,12 @@ class Table(Value, frozen=True, omit_defaults=True):
 
     @property
     def is_view(self) -> bool:
+        """Returns True for a view without data; a materialized view has data like a managed table's."""
+        return self.kind == VIEW
+
+    @property
+    def has_query(self) -> bool:
+        """Returns True for a view of either kind: a query defines its rows."""
         return self.kind in (VIEW, MATERIALIZED_VIEW)
 
     @property

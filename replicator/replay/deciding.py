@@ -114,7 +114,7 @@ def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
         plan.alter_databases.clear()
     else:
         _plan_functions(plan, target)
-    plan.tables.sort(key=lambda each: (bool(each.table and each.table.is_view), each.name))
+    plan.tables.sort(key=lambda each: (bool(each.table and each.table.has_query), each.name))
     if squashed.unknown:
         plan.warnings.append(
             f"not replayed: {count_text(len(squashed.unknown), 'event')} of unknown kinds: {squashed.unknown.listed()}"
@@ -445,10 +445,14 @@ def _found_as(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]
 
 def can_become(there: Table, wanted: Table) -> bool:
     """Returns True if altering suffices, at another location too: data at a table's mistaken location remains there."""
-    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
+    return _same_kind(there, wanted) and there.partition_keys == wanted.partition_keys
 
 
 def same_shape(there: Table, wanted: Table) -> bool:
     """Returns True if altering turns one into the other: same kind of object, same partition keys, same location."""
     same_place = (there.location or "") == (wanted.location or "")
-    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys and same_place
+    return _same_kind(there, wanted) and there.partition_keys == wanted.partition_keys and same_place
+
+
+def _same_kind(there: Table, wanted: Table) -> bool:
+    return (there.is_view, there.has_query) == (wanted.is_view, wanted.has_query)

@@ -92,7 +92,7 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
         parameters |= {key: "false" for key in parameters if key.lower() == PURGE}
     if table.kind == EXTERNAL:
         parameters["EXTERNAL"] = "TRUE"
-    if table.is_view:
+    if table.has_query:
         parameters = view_parameters(parameters, placement.databases)
     return msgspec.structs.replace(
         table,

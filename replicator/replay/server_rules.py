@@ -154,7 +154,7 @@ def in_waves(things: Iterable[tuple[Table, T]]) -> list[list[T]]:
         if read := _read_by(table):
             waiting[table.db, table.name] = read, thing
         else:
-            (views if table.is_view else tables).append(thing)
+            (views if table.has_query else tables).append(thing)
     waves = [tables, views]
     while waiting:
         ready = [name for name, (read, _) in waiting.items() if not (read - {name}) & waiting.keys()]

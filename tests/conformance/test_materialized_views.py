@@ -1,4 +1,4 @@
-"""Materialized views under another name of their database."""
+"""Materialized views: their definition, under another name of their database, and their rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Answer, command
 from hive_metastore import ttypes
 from hive_objects import hive_client
 from lab import Lab
 
 from replicator.core.model import Database
-from replicator.core.not_replicated import PROPERTY, from_property
+from replicator.core.not_replicated import PROPERTY, from_property, reason_of
 from replicator.metastore.embedded.running import Running
 from replicator.policies.run import SyncRun
 from replicator.replay.server_rules import LACKS
@@ -112,3 +113,71 @@ def _named(run: SyncRun) -> list[tuple[str, str]]:
 def _said(database: Database) -> list[tuple[str, str]]:
     """By the replica itself."""
     return [(each.object, each.reason) for each in from_property(database.parameters.get(PROPERTY), database.name)]
+
+
+class Filled:
+    """A policy between servers of one version of Hive; its database has the table `t` and the view `mv` with rows."""
+
+    def __init__(self, hives: Callable[..., Running], hive: str, here: Path) -> None:
+        self.source = hives(hive)
+        self.pair = Lab(self.source, hives(hive, "target"), here)
+        self.pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
+        self.db = f"{self.pair.name}_a"
+        with hive_client(self.source) as client:
+            client.materialized_view(self.db, "mv", "t")
+        self.write("000000_0", "rows\n")
+
+    def write(self, name: str, text: str) -> None:
+        """A file as a rebuild writes one: into the location that the server gave the view."""
+        with hive_client(self.source) as client:
+            home = Path(client.get(self.db, "mv").sd.location.removeprefix("file:"))
+        home.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+
+    def rows(self) -> dict[str, str]:
+        """By file, of the replica."""
+        location = self.pair.target.metastore.table(self.db, "mv").location
+        assert location
+        return {each.name: each.read_text() for each in Path(location.removeprefix("file:")).iterdir()}
+
+    def verified(self) -> Answer:
+        sides = ("--source", self.source.uri, "--target", self.pair.target_uri)
+        return command("verify", *sides, "--db", self.db, "--engine", "local")
+
+
+@pytest.fixture(params=["3.1", "4.0", "4.2"])
+def filled(request: pytest.FixtureRequest, hives: Callable[..., Running], tmp_path: Path) -> Filled:
+    return Filled(hives, request.param, tmp_path)
+
+
+def test_their_rows_are_replicated_like_those_of_a_managed_table(filled: Filled) -> None:
+    assert filled.pair.sync().not_replicated == []
+    assert filled.rows() == {"000000_0": "rows\n"}
+    assert filled.verified().code == 0, filled.verified()
+
+    filled.write("000001_0", "later\n")  # a rebuild, of which no event tells
+    assert filled.verified().code == 4
+    assert filled.pair.sync().not_replicated == []
+    assert filled.rows() == {"000000_0": "rows\n", "000001_0": "later\n"}
+    assert filled.verified().code == 0, filled.verified()
+
+    replica = Path(str(filled.pair.target.metastore.table(filled.db, "mv").location).removeprefix("file:"))
+    with hive_client(filled.source) as client:
+        client.drop(filled.db, "mv")
+    assert filled.pair.sync().not_replicated == []
+    assert not replica.exists()
+
+
+def test_transactional_ones_are_named(filled: Filled) -> None:
+    assert filled.pair.sync().not_replicated == []
+    with hive_client(filled.source) as client:
+        view = client.get(filled.db, "mv")
+        view.tableName, view.sd.location = "rows", None
+        view.creationMetadata.tblName = "rows"
+        view.parameters["transactional"] = "true"
+        client.create(view)
+    named = [(f"{filled.db}.rows", reason_of("acid"))]
+    assert _named(filled.pair.sync()) == _named(filled.pair.sync()) == named
+    verified = filled.verified()
+    assert verified.code == 3, verified
+    assert [each["object"] for each in verified.output["not_replicated"]] == [f"{filled.db}.rows"]

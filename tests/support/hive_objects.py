@@ -68,6 +68,10 @@ class HiveClient:
             tableType=kind,
             **more,
         )
+        self.create(made)
+
+    def create(self, made: Any) -> None:
+        """made: a table of Thrift."""
         if self._old:
             self.thrift.create_table(made)
         else:

@@ -1,7 +1,8 @@
-"""A manifest's transactions, cut off by a signal anywhere."""
+"""Manifests: transactions that a signal cuts off anywhere, and those of older releases."""
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from replicator.captures.events.record import ChangeRecord, CreateTable
 from replicator.captures.manifest import Manifest
+from replicator.core.model import Storage, Table
 
 
 def interrupted(work: Callable[[], None], line: int) -> bool:
@@ -58,3 +61,22 @@ def test_a_transaction_that_a_signal_cut_off_is_taken_back_or_whole(tmp_path: Pa
         manifest.close()
         assert Manifest(tmp_path / f"{line}.sqlite").position == 9
     assert line > 3
+
+
+def test_materialized_views_that_an_older_release_did_not_list_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.sqlite"
+    manifest = Manifest(path)
+    view = Table(db="d", name="mv", kind="MATERIALIZED_VIEW", storage=Storage(location="file:/w/d.db/mv"))
+    manifest.apply(ChangeRecord(position=1, event=1, time=1, change=CreateTable(table=view)))
+    manifest.mark_listed([each for objects in manifest.unlisted() for each in objects])
+    manifest.commit()
+    manifest.close()
+    with sqlite3.connect(path) as older:
+        older.execute("DELETE FROM state WHERE key = 'kinds'")
+    for count in (1, 0):  # once
+        manifest = Manifest(path)
+        found = [each for objects in manifest.unlisted() for each in objects]
+        assert len(found) == count
+        manifest.mark_listed(found)
+        manifest.commit()
+        manifest.close()

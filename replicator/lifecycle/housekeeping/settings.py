@@ -122,7 +122,7 @@ _LISTED: dict[Format, str] = {
 def read_settings(table: Table | None, defaults: LifecycleDefaults) -> LifecycleSettings:
     """Reads a table's settings; never raises. Views have none, nor have tables whose files are listed in metadata of
     their own (Iceberg, transactional tables)."""
-    if table is None or table.is_view or not any(key.startswith("beekeeper.") for key in table.parameters):
+    if table is None or table.has_query or not any(key.startswith("beekeeper.") for key in table.parameters):
         return NOTHING
     given = table.parameters
     problems: dict[str, str] = {}

@@ -231,6 +231,8 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
     name = f"{table.db}.{table.name}"
     if table.is_view:
         return PurgeGap(name, "a view: it has no data of its own")
+    if table.has_query:
+        return PurgeGap(name, "a materialized view: rebuild it after the tables that it reads are purged")
     text = table.parameters.get(DESCRIPTOR)
     if text is None:
         return PurgeGap(name, f"not onboarded: its properties have no {DESCRIPTOR}")

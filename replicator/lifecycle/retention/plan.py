@@ -159,7 +159,7 @@ class Planner:
         if own.truth("is.blacklisted", default=False):
             plan.warnings.append(f"{dataset.name}: skipped, because {prefix}.is.blacklisted is true")
             return plan
-        if table.is_view:
+        if table.has_query:
             return plan
         if not table.is_partitioned:
             raise ConfigError(f"{dataset.name} has no partitions", hint="exclude it with hive.dataset.blacklist")
