@@ -276,7 +276,7 @@ def _by_version(root: str, location: str, tell: Callable[[str], None]) -> Keeper
         days = None
         tell(
             f"{location}: cannot check if a lifecycle rule of the bucket removes old versions"
-            " (s3:GetLifecycleConfiguration)"
+            f" ({'s3:GetLifecycleConfiguration' if scheme(location) == 's3' else 'storage.buckets.get'})"
         )
     if days is not None:
         tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, even if needed")

@@ -142,10 +142,10 @@ def why_no_generations(filesystem: Any, bucket: str) -> str:
 
 def noncurrent_days_of(filesystem: Any, bucket: str) -> int | None:
     """Returns the minimum number of days after which a rule of the bucket removes noncurrent generations; None: no rule
-    does, or the rules may not be read."""
+    does. Raises PermissionError if the rules may not be read."""
     try:
         return days_of_rules(_bucket(filesystem, bucket))
-    except OSError:
+    except FileNotFoundError:
         return None
 
 

@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Callable
 
 import pytest
-from object_servers import make_bucket, set_bucket
+from object_servers import environment, make_bucket, set_bucket
+from s3_proxy import counting
 
 from cmroot.errors import KeepError
 from cmroot.keep.keepers import CopyKeeper, NoKeeper, VersionKeeper, choose_keeper, is_kept
@@ -176,3 +177,21 @@ def test_rules_of_a_bucket_say_when_the_first_old_generation_may_go() -> None:
     assert days(rule("SetStorageClass", daysSinceNoncurrentTime=3), rule(age=5, isLive=True)) is None
     assert days(rule(daysSinceNoncurrentTime=30), rule(daysSinceNoncurrentTime=9, isLive=False)) == 9
     assert days(rule(daysSinceNoncurrentTime=30), rule(numNewerVersions=3)) == 0
+
+
+def test_rules_of_a_bucket_that_may_not_be_read_are_reported(gcs: str, versioned: str) -> None:
+    """The bucket is read twice: its versioning, then its rules."""
+    said: list[str] = []
+    with counting(gcs) as proxy, environment({"STORAGE_EMULATOR_HOST": proxy.url}):
+        root, name = f"{versioned}/cmroot", versioned.removeprefix("gs://")
+        reads: list[str] = []
+
+        def forbids(path: str) -> bool:
+            if not path.partition("?")[0].endswith(f"/b/{name}"):
+                return False
+            reads.append(path)
+            return len(reads) > 1
+
+        proxy.forbids = forbids
+        assert choose_keeper(root, f"{versioned}/w", "version", tell=said.append) == VersionKeeper(root)
+    assert len(said) == 1 and "storage.buckets.get" in said[0]
