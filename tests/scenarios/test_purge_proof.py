@@ -156,6 +156,34 @@ def test_rows_with_variants_are_purged_and_proved(warehouse: Warehouse, format_:
     assert warehouse.sql(texts) == kept and warehouse.sql(f"SELECT count(*) FROM {name}") == [(90,)]
 
 
+POINT = "st_geomfromwkb(unhex('0101000000000000000000F03F0000000000000040'), 4326)"
+OTHER_POINT = "st_geomfromwkb(unhex('0101000000000000000000F03F0000000000000840'), 4326)"
+
+
+def test_rows_with_geometries_are_purged_and_proved(warehouse: Warehouse) -> None:
+    """Spark hashes neither GEOMETRY nor GEOGRAPHY, at no depth."""
+    warehouse.sql(
+        "CREATE DATABASE shapes",
+        "CREATE TABLE shapes.t (id BIGINT, g GEOMETRY(4326), h GEOGRAPHY(4326), n STRUCT<a: ARRAY<GEOMETRY(4326)>>)"
+        f" USING parquet TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO shapes.t SELECT id, if(id = 31, null, {POINT}), st_geogfromwkb(st_asbinary({POINT})),"
+        f" named_struct('a', array({POINT}, null)) FROM range(0, 100, 1, 1)",
+    )
+    read = "SELECT id, st_asbinary(g), st_asbinary(h), st_asbinary(n.a[0]) FROM shapes.t WHERE id % 10 <> 0 ORDER BY id"
+    kept = warehouse.sql(read)
+    done = warehouse.purge(warehouse.root("shapes"), warehouse.ids, "shapes.t")
+    assert [table.error for table in done.tables] == [""], done
+    assert done.status == "done" and done.tables[0].files_proved == 1
+    warehouse.sql("REFRESH TABLE shapes.t")
+    assert warehouse.sql(read) == kept and warehouse.sql("SELECT count(*) FROM shapes.t") == [(90,)]
+
+
+def test_a_hash_tells_every_geometry(warehouse: Warehouse) -> None:
+    values = [POINT, OTHER_POINT, f"st_setsrid({POINT}, 3857)", "st_geomfromwkb(null)"]
+    assert [hashes(warehouse, one, one) for one in values] == [1] * 4
+    assert hashes(warehouse, values[0], values[1]) == hashes(warehouse, values[0], "st_geomfromwkb(null, 4326)") == 2
+
+
 def test_a_hash_tells_every_value_and_type_of_a_variant(warehouse: Warehouse) -> None:
     texts = ["1", "1.0", '"1"', "null", '{"a":1,"b":[2]}', '{"a":1,"b":[2,null]}', "[]", "{}"]
     values = [*(f"parse_json('{text}')" for text in texts), "variant_get(parse_json('1'), '$', 'variant')"]

@@ -312,7 +312,7 @@ def _signed(number: int) -> int:
 
 def _with_nulls(value: str, type_: Any, depth: int) -> str:
     """Returns expressions to hash: a null flag, and the value with sorted maps, whose order varies by writer, and with
-    the text and types of variants."""
+    the text and types of variants, and the well-known binary and reference system of geometries."""
     each = f"x{depth}"
     match type_.typeName():
         case "array":
@@ -326,6 +326,8 @@ def _with_nulls(value: str, type_: Any, depth: int) -> str:
             reported = f"struct({', '.join(_with_nulls(*one, depth) for one in inner)})"
         case "variant":  # which Spark does not hash
             reported = f"to_json({value}), schema_of_variant({value})"
+        case "geometry" | "geography":  # nor these
+            reported = f"st_asbinary({value}), st_srid({value})"
         case _:
             reported = value
     return f"isnull({value}), {reported}"
