@@ -43,7 +43,7 @@ from replicator.captures.unlistable import (
     unread_files,
 )
 from replicator.core.model import Function
-from replicator.core.named_files import NAMED, resource_file
+from replicator.core.named_files import NAMED, ON_NODES, resource_file
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
@@ -177,7 +177,10 @@ class Contents:
 
         for objects in self._log.manifest.unlisted(LIST_BATCH):
             self._log.manifest.mark_listed(objects)
-            for keeper, group in self.keepers.grouped(objects, failed):
+            foreign = self._log.on_nodes((obj.db, obj.location) for obj in objects)
+            missing += [(obj, ON_NODES) for obj in objects if (obj.db, obj.location) in foreign]
+            here = [obj for obj in objects if (obj.db, obj.location) not in foreign]
+            for keeper, group in self.keepers.grouped(here, failed):
                 theirs = sorted(group, key=lambda obj: obj.location)  # stores list in this order
                 start = 0
                 while some := theirs[start : start + self._list_batch]:
@@ -325,10 +328,11 @@ def list_named(log: Recording, root: str, *, everything: bool) -> None:
         database = manifest.database(db)
         home = database.location if database and database.location else ""
         named = _naming(functions, schemas, home)
+        foreign = log.on_nodes((db, each.place) for each in named.values())
         for path, naming in named.items():
             before = known[path][1] if path in known else None
             why = unread_before.get(f"{db}/{path}")
-            if why is None and (before is None or everything):
+            if why is None and (before is None or everything) and (db, naming.place) not in foreign:
                 why = _unread(away, db, naming, partial(_look, log, root, db, home, path, naming, before))
             if why is not None:
                 unread[f"{db}/{path}"] = why

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -20,16 +21,17 @@ from cmroot.lease import Lease
 from cmroot.log.captured import ADD, Segment, SegmentWriter, segments
 from cmroot.log.references import Intercepted, read_intercepted, remove_intercepted
 from cmroot.root import ChangeRoot
-from cmroot.store.place import Place
+from cmroot.store.place import Place, is_local
 from replicator.captures.apply import Rename
 from replicator.captures.events.record import Change, ChangeRecord, EventsRead, encode
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import GRANTS, Manifest, is_known
 from replicator.captures.unlistable import Sight, sight_at
 from replicator.captures.walk import ScannedTables
+from replicator.core.named_files import is_on_nodes
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.core.text import time_text
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import MetastoreReader, warehouse_of
 
 LISTED = 100  # maximum number of entries in the lists of a following capture
 
@@ -194,6 +196,19 @@ class Recording:
         self.manifest.rollback()
         if self._segment is not None:
             self._segment.abort()
+
+    @cached_property
+    def warehouse(self) -> str | None:
+        """The source's warehouse directory, if the server returns it."""
+        return warehouse_of(self._source)
+
+    def on_nodes(self, places: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Returns those of some places, each with its captured database, that are on the nodes of the source's
+        cluster."""
+        local = [each for each in places if is_local(each[1])]
+        known = {db: self.manifest.database(db) for db in {db for db, _ in local}}
+        homes = {db: database.location if database else None for db, database in known.items()}
+        return {each for each in local if is_on_nodes(each[1], homes[each[0]], self.warehouse)}
 
     def now(self) -> int:
         """Returns the time in whole seconds since 1970."""

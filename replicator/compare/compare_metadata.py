@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import msgspec
 
-from cmroot.store.place import normal
+from cmroot.store.place import is_local, normal
 from replicator.captures.events.scope import comparable
 from replicator.compare.both_sides import Comparison, PartitionPages, TablePair, read_tables
 from replicator.compare.compare_files import Alike, FilePair, alike_partitions, names_whole_paths, without_marks
 from replicator.compare.differences import Difference, Differences, Homes, compare, difference
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     DELTA,
@@ -33,6 +34,7 @@ from replicator.core.not_replicated import (
     why_not_replicated,
 )
 from replicator.errors import ObjectNotFound
+from replicator.metastore.client import warehouse_of
 from replicator.metastore.concurrency import read_both
 from replicator.replay.apply.named_places import of_databases
 from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, relative, with_seen
@@ -291,7 +293,20 @@ class MetadataComparison:
         elif source.location and target.location and not shared:
             delta = table_format(source) == DELTA and self._comparison.formats == SUPPORTED
             size, named = _size(source.parameters), of_databases(placement)
-            yield FilePair(name, source.location, target.location, size, delta, named)
+            yield from self._files(homes, FilePair(name, source.location, target.location, size, delta, named))
+
+    def _files(self, homes: Homes, pair: FilePair) -> Iterator[FilePair]:
+        """Yields the pair, or names its table if no capture reads the source's location."""
+        if not is_local(pair.source) or not is_on_nodes(pair.source, homes.source_db, self._warehouse):
+            yield pair
+            return
+        table, _, partition = pair.name.partition("/")
+        if not any(each.object == table and each.reason == ON_NODES for each in self.not_replicated):
+            self.not_replicated.append(NotReplicated(table, ON_NODES, partition))
+
+    @cached_property
+    def _warehouse(self) -> str | None:
+        return warehouse_of(self._source)
 
     # ---- partitions ------------------------------------------------------------------------------------------------
 
@@ -331,7 +346,9 @@ class MetadataComparison:
             if alike is None or not alike.proves(partition, other):
                 self._compare_partition(name, source, target, partition, other, placement, homes)
             if partition.location and other.location:
-                yield FilePair(name, partition.location, other.location, _size(partition.parameters), homes=named)
+                size = _size(partition.parameters)
+                pair = FilePair(name, partition.location, other.location, size, homes=named)
+                yield from self._files(homes, pair)
         here, there = ({each.partition: each for each in side} for side in pages.statistics)
         for name in pages.marked:
             self._compare_statistics(f"{source.db}.{source.name}/{name}", here.get(name), there.get(name))

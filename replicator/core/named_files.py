@@ -23,6 +23,16 @@ SCHEMA_URL = "avro.schema.url"  # of a table, a partition, or a serde; servers i
 _NO_FILES = frozenset({"http", "https", "jar", "ivy", "data", "schema"})
 
 
+ON_NODES = "its location is a local one of the cluster's nodes, on a warehouse of another filesystem: it is not read"
+
+
+def is_on_nodes(place: str, *homes: str | None) -> bool:
+    """Returns True for a local place in a warehouse on another filesystem: it is on the nodes of the cluster, and who
+    may create a table or a function must not have files of a capture's host read. homes: the locations of its database
+    and of the warehouse, as far as they are known."""
+    return is_local(place) and any(home and not is_local(home) for home in homes)
+
+
 @dataclass(frozen=True)
 class NamedFile:
     """A file that metadata names: its place at the source, and its path in the directory `NAMED` of the database."""
@@ -33,13 +43,12 @@ class NamedFile:
 
 def resource_file(home: str | None, address: str) -> NamedFile | None:
     """Returns the file that a resource of a function names. home: the location of its database. None for an address
-    that is not a file's, and for a local file of a warehouse on another filesystem: it is on the nodes of the cluster,
-    and who may create a function must not have a file of the host of a capture copied."""
+    that is not a file's, and for one on the nodes of the cluster."""
     if not home or "/" not in address:
         return None
     with suppress(UnknownPlace):
         place = _place(home, address)
-        if is_local(place) and not is_local(home):
+        if is_on_nodes(place, home):
             return None
         if not is_local(place) and scheme(place) in _NO_FILES:
             return None

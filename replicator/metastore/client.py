@@ -321,6 +321,16 @@ class Metastore(MetastoreReader, Protocol):
         ...
 
 
+def warehouse_of(metastore: MetastoreReader) -> str | None:
+    """Returns the warehouse directory, the location of the default database; None if the server does not return it."""
+    try:
+        return metastore.database("default").location
+    except MetastoreError as error:
+        if error.transient:
+            raise
+        return None
+
+
 # ---- checked ---------------------------------------------------------------------------------------------------------
 # A metastore with a check before each change: a writer that has lost its lease must not change anything more.
 

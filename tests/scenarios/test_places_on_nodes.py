@@ -1,0 +1,95 @@
+"""Tables at local locations of a warehouse on HDFS: directories of the cluster's nodes. A capture reads no directory of
+its own host instead: whoever may create a table could otherwise have any of them copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Answer, command
+from hadoop import Cluster
+from hdfs_path import HdfsPath
+from lab import Lab
+from metastores import MetastoreFactory
+from plain_tables import PlainDatabase, text_storage
+
+from replicator.core.model import EXTERNAL, Function, Table
+from replicator.core.named_files import ON_NODES
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+
+pytestmark = pytest.mark.hdfs
+
+
+@pytest.fixture
+def pair(on_hdfs: Callable[[str], Running], hdfs: Cluster, tmp_path: Path) -> Lab:
+    """A database on HDFS, with a table; and a directory `secret` of this host."""
+    place: Any = HdfsPath(hdfs, f"/{tmp_path.name}")
+    found = Lab(on_hdfs("source"), on_hdfs("target"), place, warehouse=place / "replica")
+    found.source = PlainDatabase(connect(found.source_uri), found.name, place / "warehouse")
+    found.source.create()
+    found.source.table("plain", {"f": "1\tone\n"})
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("of this host\n")
+    return found
+
+
+def test_a_table_and_a_partition_at_local_locations_are_named_and_not_read(pair: Lab, tmp_path: Path) -> None:
+    db, secret = pair.source, tmp_path / "secret"
+    at_secret(db, "table", secret)
+    db.partitioned("parts", {"x": {"f": "1\tx\n"}})
+    db.metastore.add_partitions(db.name, "parts", [db.partition("y", secret)])
+    wanted = [(f"{db.name}.parts", "p=y"), (f"{db.name}.table", "")]
+
+    for number in range(2):
+        dumped = pair.dump(since=pair.last if number else None)
+        assert (dumped.code, named(dumped)) == (3, wanted), dumped
+        loaded = pair.load()
+        assert (loaded.code, named(loaded)) == (3, wanted), loaded
+        verified = verify(pair)
+        assert (verified.code, verified.output["difference_count"], named(verified)) == (3, 0, wanted), verified
+    kept = [path.read_bytes() for path in (pair.cmroot / "files").rglob("*")]
+    assert kept and b"of this host\n" not in kept
+    shown = pair.target.shown()
+    assert shown["parts/p=x"]["files"] and not shown["parts/p=y"]["files"] and not shown["table"]["files"]
+
+
+def test_the_warehouse_counts_where_the_database_itself_is_local(
+    metastore_factory: MetastoreFactory, hdfs: Cluster, tmp_path: Path
+) -> None:
+    """Who may create a database chooses its location."""
+    warehouse = f"{hdfs.url}/{tmp_path.name}/warehouse"
+    server = metastore_factory("nodes", settings={"fs.defaultFS": hdfs.url, "hive.metastore.warehouse.dir": warehouse})
+    found = Lab(server, server, tmp_path)
+    found.source = PlainDatabase(found.source.metastore, found.name, tmp_path)
+    found.source.create()
+    found.source.table("t", {"f": "of this host\n"})
+    (tmp_path / "f.jar").write_text("of this host\n")
+    resources = (("JAR", f"file:{tmp_path}/f.jar"),)
+    function = Function(found.name, "f", "org.example.F", owner="me", owner_type="USER", resources=resources)
+    found.source.metastore.create_function(function)
+    captured = found.capture()
+    assert captured.code == 3 and named(captured) == [(f"{found.name}.t", "")], captured
+    assert not any(path.is_file() for path in (found.cmroot / "files").rglob("*"))
+
+
+def at_secret(db: PlainDatabase, name: str, place: Path) -> None:
+    parameters = {"EXTERNAL": "TRUE"}
+    table = Table(db=db.name, name=name, kind=EXTERNAL, storage=text_storage(place), parameters=parameters)
+    db.metastore.create_table(table)
+
+
+def named(answer: Answer) -> list[tuple[str, str]]:
+    return [
+        (each["object"], each.get("partition") or "")
+        for each in answer.output["not_replicated"]
+        if each["reason"] == ON_NODES
+    ]
+
+
+def verify(pair: Lab) -> Answer:
+    sides = ("--source", pair.source_uri, "--target", pair.target_uri)
+    return command("verify", *sides, "--db", pair.name, "--engine", "local")
