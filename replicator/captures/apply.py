@@ -13,12 +13,12 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.log.captured import ADD, FILES, RELEASE
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import ChangeRecord, partition_names
 from replicator.captures.inventory import Ends, Inventory
 from replicator.core.model import MATERIALIZED_VIEW, Column, Constraint, Partition, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema, schema_files
 from replicator.core.not_replicated import PLAIN, table_format
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import ChangeRecord, partition_names
 
 # ---- renames ---------------------------------------------------------------------------------------------------------
 # Renames: map the name of an object at one position to its later name.

@@ -21,10 +21,6 @@ from cmroot.log.captured import sweep_log
 from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
 from replicator.captures.contents import Contents, Keepers, list_named
-from replicator.captures.events import record as kinds
-from replicator.captures.events.notification_log import change_manager, decode, read_events
-from replicator.captures.events.record import Change
-from replicator.captures.events.scope import UnreadEvents, bind_catalog, changes_in_scope, same_database
 from replicator.captures.manifest import (
     Manifest,
     children_now,
@@ -60,6 +56,10 @@ from replicator.core.roles import is_shadow
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.notification_log import change_manager, decode, read_events
+from replicator.metastore.events.record import Change
+from replicator.metastore.events.scope import UnreadEvents, bind_catalog, changes_in_scope, same_database
 
 ROUNDS = 5  # readings of the event log while it grows; the last one ends the capture
 

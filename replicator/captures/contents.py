@@ -23,8 +23,6 @@ from cmroot.store.listing import file_state, full_identity
 from cmroot.store.local import device
 from cmroot.store.place import is_local, join, located, normal, parent, split_authority
 from replicator.captures.apply import followed
-from replicator.captures.events.notification_log import NamedFile
-from replicator.captures.events.record import AlterTable, Change, ChangeFiles, CreateFunction, EventsRead
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
@@ -47,6 +45,8 @@ from replicator.core.named_files import NAMED, ON_NODES, resource_file
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
+from replicator.metastore.events.notification_log import NamedFile
+from replicator.metastore.events.record import AlterTable, Change, ChangeFiles, CreateFunction, EventsRead
 
 LIST_BATCH = 500  # maximum number of objects in a listing task
 

@@ -21,13 +21,13 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
 from replicator.captures.apply import Fold, Rename, has_files
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change, ChangeRecord, decode_line
 from replicator.captures.inventory import GRANT_TABLES, DataObject, Inventory
 from replicator.core.grouping import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.constraints import ordered
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 
 VERSION = 2
 _PAGE = 10_000

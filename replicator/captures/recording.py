@@ -23,7 +23,6 @@ from cmroot.log.references import Intercepted, read_intercepted, remove_intercep
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, is_local
 from replicator.captures.apply import Rename
-from replicator.captures.events.record import Change, ChangeRecord, EventsRead, encode
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import GRANTS, Manifest, is_known
 from replicator.captures.unlistable import Sight, sight_at
@@ -32,6 +31,7 @@ from replicator.core.named_files import is_on_nodes
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.core.text import time_text
 from replicator.metastore.client import MetastoreReader, warehouse_of
+from replicator.metastore.events.record import Change, ChangeRecord, EventsRead, encode
 
 LISTED = 100  # maximum number of entries in the lists of a following capture
 

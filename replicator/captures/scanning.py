@@ -22,8 +22,6 @@ from cmroot.store.buckets import BucketQueue, Standing, why_not_all
 from cmroot.store.listing import changed_directories
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority
-from replicator.captures.events.notification_log import decode, read_events
-from replicator.captures.events.record import Change, SetGrants, SetRoles
 from replicator.captures.manifest import GRANTS
 from replicator.captures.recording import Recording
 from replicator.captures.snapshot_diff import CaptureSnapshots, SnapshotDiff, bases
@@ -35,6 +33,8 @@ from replicator.core.not_replicated import SOURCE_GRANTS, NotReplicated
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.events.notification_log import decode, read_events
+from replicator.metastore.events.record import Change, SetGrants, SetRoles
 from replicator.metastore.grants import Granted, other_authorizer
 
 # ---- notifications of S3 buckets -------------------------------------------------------------------------------------

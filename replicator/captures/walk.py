@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from replicator.captures.events import scope
-from replicator.captures.events.facts import Name
-from replicator.captures.events.record import Change, DropTable, SetStatistics, partition_names
 from replicator.captures.manifest import TABLE_BATCH as CONSTRAINTS_TABLES
 from replicator.captures.manifest import Manifest, walk_constraints
 from replicator.core.grouping import batched
@@ -26,6 +23,9 @@ from replicator.core.text import count_text, time_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, side_by_side
+from replicator.metastore.events import scope
+from replicator.metastore.events.facts import Name
+from replicator.metastore.events.record import Change, DropTable, SetStatistics, partition_names
 
 ENGINES = "statistics_engines"  # state of a manifest: the engines whose statistics were read for all tables
 

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from replicator.captures.dumps.shown import Shown
-from replicator.captures.events.record import Change
 from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, count_text, size_text, time_text, value_text, write
 from replicator.commands.show import show as run
+from replicator.metastore.events.record import Change
 
 SPOOL = 16 << 20  # bytes of JSON held in memory; more waits in a file
 

@@ -16,7 +16,6 @@ from replicator.captures.dumps import dump as dumping
 from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
 from replicator.captures.dumps.layout import FINISHED, DumpReader
 from replicator.captures.dumps.rows import scope_of
-from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.recording import Captured
 from replicator.commands.base import Copying, names, point, verb
 from replicator.commands.of_policy import Existing, Selecting, captured_in
@@ -43,7 +42,8 @@ from replicator.commands.options import (
 from replicator.core.not_replicated import SUPPORTED
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError
-from replicator.policies.roles import epochs_to_dump
+from replicator.metastore.client import epochs_to_dump
+from replicator.metastore.events.scope import refuse_other_catalog
 
 if TYPE_CHECKING:
     from replicator.captures.dumps.chains import NextDump

@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar, Literal
 
 from cmroot.root import open_existing
 from cmroot.store.place import as_written
-from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import names, opened_root, verb
 from replicator.commands.guard import Removing
 from replicator.commands.of_policy import OfPolicy
@@ -44,6 +43,7 @@ from replicator.lifecycle.housekeeping.run import RunOptions as Wanted
 from replicator.lifecycle.housekeeping.schedule import Vacuumed, VacuumPlan
 from replicator.lifecycle.housekeeping.schedule import vacuum as vacuum_table
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
+from replicator.metastore.events.scope import refuse_other_catalog
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from cmroot.log.captured import segments
 from cmroot.root import open_existing
 from cmroot.store.local import FLOW
-from replicator.captures.events.scope import Patterns, captured_databases
 from replicator.commands.base import Options, pairs
 from replicator.commands.options import OptionalPolicy, opt, python_only
 from replicator.core.config import nearest
@@ -21,6 +20,7 @@ from replicator.core.runtime import JOBS
 from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import Patterns, captured_databases
 from replicator.policies.checks.check import impatient
 from replicator.policies.direction import Direction, Sides, current_direction
 

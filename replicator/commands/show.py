@@ -8,11 +8,11 @@ from typing import Annotated
 
 from cmroot.log.captured import segments
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed, open_shown
-from replicator.captures.events.record import ChangeRecord
 from replicator.commands.base import Options, verb
 from replicator.commands.options import KeyFile, Moment, arg, opt
 from replicator.core.moments import LogMoment, parse_moment
 from replicator.errors import UsageError
+from replicator.metastore.events.record import ChangeRecord
 from replicator.replay.restore.recovery_points import RowState, RowStates
 
 

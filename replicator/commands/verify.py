@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Self
 
 from cmroot.root import open_existing
-from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import Braked, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting, is_pattern, only_one, principals_of, selected
 from replicator.commands.options import (
@@ -45,6 +44,7 @@ from replicator.core.not_replicated import SUPPORTED
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import refuse_other_catalog
 
 
 @dataclass(frozen=True, kw_only=True)

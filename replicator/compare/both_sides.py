@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from replicator.captures.events.scope import Patterns, has_column_statistics, matches_name
 from replicator.captures.unlistable import REFUSED
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Statistics, Table, partition_name
@@ -18,6 +17,7 @@ from replicator.core.policy import Principals
 from replicator.core.text import PartitionFilter
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
+from replicator.metastore.events.scope import Patterns, has_column_statistics, matches_name
 from replicator.metastore.grants import Granted
 
 # ---- comparison ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import TypeVar
 import msgspec
 
 from cmroot.store.place import is_local, normal
-from replicator.captures.events.scope import comparable
 from replicator.compare.both_sides import Comparison, PartitionPages, TablePair, read_tables
 from replicator.compare.compare_files import Alike, FilePair, alike_partitions, names_whole_paths, without_marks
 from replicator.compare.differences import Difference, Differences, Homes, compare, difference
@@ -36,6 +35,7 @@ from replicator.core.not_replicated import (
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import warehouse_of
 from replicator.metastore.concurrency import read_both
+from replicator.metastore.events.scope import comparable
 from replicator.replay.apply.named_places import of_databases
 from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, relative, with_seen
 from replicator.replay.plan import at_place

@@ -23,7 +23,6 @@ from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
 from replicator.captures.dumps.layout import DumpReader, Point
-from replicator.captures.events.scope import Patterns
 from replicator.captures.manifest import read_records
 from replicator.compare.both_sides import Comparison
 from replicator.compare.differences import Difference
@@ -43,6 +42,7 @@ from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.events.scope import Patterns
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings, describe, price
 from replicator.replay.apply.planning import planned as planned_load

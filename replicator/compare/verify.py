@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from cmroot.store.local import FLOW
-from replicator.captures.events.notification_log import decode
-from replicator.captures.events.record import Change
 from replicator.captures.unlistable import server_objects
 from replicator.compare.both_sides import Comparison, Level
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
@@ -29,6 +27,8 @@ from replicator.core.policy import same_metastore
 from replicator.core.runtime import Advance, Runtime
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.notification_log import decode
+from replicator.metastore.events.record import Change
 from replicator.metastore.grants import Granted, label, on_target, other_authorizer, role_on_target
 from replicator.replay.server_rules import NO_GRANTS
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from replicator.captures.events.scope import Patterns
 from replicator.core.model import Value
 from replicator.core.policy import matching_databases
 from replicator.core.source_config import ClassConfig, IngestionConfig
 from replicator.errors import Refused, UsageError
+from replicator.metastore.events.scope import Patterns
 
 Classification = Literal["public", "internal", "confidential", "personal"]
 Mode = Literal["overwrite", "append", "merge"]

@@ -24,7 +24,8 @@ from replicator.core.model import (
     Statistics,
     Table,
 )
-from replicator.errors import MetastoreError
+from replicator.core.roles import RoleMark, mark_of, may_dump_from
+from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -358,3 +359,41 @@ class _Checked:
             return found(*arguments, **named)
 
         return changed
+
+
+# ---- roles -----------------------------------------------------------------------------------------------------------
+# The roles of databases, read. `replicator.core.roles` decides what they allow, `replicator.policies.roles` sets them.
+
+
+def label(metastore: MetastoreReader, db: str) -> str:
+    """Returns the name of a database for messages."""
+    return f"database {db} of {metastore.uri}"
+
+
+def read_role(metastore: MetastoreReader, db: str, *, repair: bool = False) -> RoleMark:
+    """Returns the role. Raises ObjectNotFound if the database does not exist, FormatError for a role that cannot be
+    parsed (with `repair` it counts as none)."""
+    return mark_of(metastore.database(db).parameters, label(metastore, db), repair=repair)
+
+
+def epochs_to_dump(
+    source: MetastoreReader, databases: Sequence[str], *, allow_replica: bool = False, draining: bool = False
+) -> dict[str, int]:
+    """Returns the epochs of databases that are about to be dumped, by name; those that do not exist are skipped.
+
+    Raises Refused as `may_dump_from` does."""
+    epochs = {}
+    for db in databases:
+        mark = role_if_any(source, db)
+        if mark is not None:
+            may_dump_from(label(source, db), mark, allow_replica=allow_replica, draining=draining)
+            epochs[db] = mark.epoch
+    return epochs
+
+
+def role_if_any(metastore: MetastoreReader, db: str) -> RoleMark | None:
+    """Returns the role as `read_role`; None if the database does not exist."""
+    try:
+        return read_role(metastore, db)
+    except ObjectNotFound:
+        return None

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from cmroot.root import ChangeRoot, Format, create_or_open
 from cmroot.store.place import is_local, join, tidied
-from replicator.captures.events.scope import Patterns
 from replicator.core.model import Database
 from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, from_property
 from replicator.core.policy import METADATA, Policy, Principals, matching_databases
@@ -19,6 +18,7 @@ from replicator.core.roles import Role, RoleMark, is_shadow, mark_of
 from replicator.core.runtime import Runtime
 from replicator.errors import MetastoreUnreachable
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.events.scope import Patterns
 from replicator.policies.memory import Memory, RememberedScope
 from replicator.replay.placement import external_of
 from replicator.replay.replica import LOADING, POSITION, SOURCE

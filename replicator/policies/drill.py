@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import msgspec
 
 from cmroot.root import create_or_open
-from replicator.captures.events.scope import behind
 from replicator.core.audit import who
 from replicator.core.logging import step as told_step
 from replicator.core.model import Database
@@ -32,6 +31,7 @@ from replicator.core.spark import SparkEngine, hive_settings
 from replicator.core.text import quoted_name
 from replicator.errors import Error, MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.events.scope import behind
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.newer_servers import refuse_for_spark
 from replicator.policies.drill_record import Asked, Drill, DrillPlan, Drills, Standing

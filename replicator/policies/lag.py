@@ -14,7 +14,6 @@ from cmroot.pins import find_slot
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import as_written
 from replicator.captures.dumps.selection import Selection
-from replicator.captures.events.scope import Patterns, read_reach, waiting_events
 from replicator.captures.recording import covered_at
 from replicator.captures.unlistable import sight_at
 from replicator.core.not_replicated import PROPERTY, NotReplicated, Report, from_property, merged
@@ -23,6 +22,7 @@ from replicator.core.roles import RoleMark
 from replicator.core.text import duration_text, time_text
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import Patterns, read_reach, waiting_events
 from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey
 from replicator.policies.memory import History, Memory, RememberedScope, Run
 from replicator.policies.replicas import reported

@@ -19,7 +19,6 @@ from cmroot.lease import acquire
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
 from replicator.captures.dumps.layout import BOOTSTRAP, DumpMetadata, Point, Scope
-from replicator.captures.events.scope import Patterns, matches_name
 from replicator.captures.manifest import read_records
 from replicator.captures.recording import Captured
 from replicator.compare.both_sides import Comparison
@@ -34,6 +33,7 @@ from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import Error, LeaseHeld, ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.events.scope import Patterns, matches_name
 from replicator.policies.direction import Pair, Sides
 from replicator.policies.memory import Compared, Memory, iso
 from replicator.policies.steps import SYNC, Steps

@@ -31,7 +31,7 @@ import msgspec
 from replicator.core.not_replicated import Report, Rows
 from replicator.core.roles import Role, RoleMark, consequence, mark_of, marked, may_dump_from, may_load_into
 from replicator.errors import FormatError, ObjectNotFound, Refused
-from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.client import Metastore, MetastoreReader, epochs_to_dump, label, read_role, role_if_any
 
 __all__ = [
     "SETTLE",
@@ -52,17 +52,6 @@ __all__ = [
 
 SETTLE = timedelta(seconds=1)
 """How long a role must remain unchanged until its writer relies on it; longer than from a read to a write."""
-
-
-def label(metastore: MetastoreReader, db: str) -> str:
-    """Returns the name of a database for messages."""
-    return f"database {db} of {metastore.uri}"
-
-
-def read_role(metastore: MetastoreReader, db: str, *, repair: bool = False) -> RoleMark:
-    """Returns the role. Raises ObjectNotFound if the database does not exist, FormatError for a role that cannot be
-    parsed (with `repair` it counts as none)."""
-    return mark_of(metastore.database(db).parameters, label(metastore, db), repair=repair)
 
 
 def set_role(
@@ -125,8 +114,8 @@ def establish(
     run twice; databases that the source does not have are skipped."""
     found: list[tuple[str, RoleMark]] = []
     for db, target_db in databases:
-        there = _role_if_any(target, target_db)
-        here = _role_if_any(source, db)
+        there = role_if_any(target, target_db)
+        here = role_if_any(source, db)
         if there is not None:
             may_load_into(label(target, target_db), there)
         if here is not None:
@@ -228,28 +217,6 @@ def _next_epoch(before: RoleMark, wanted: Role) -> int:
 
 def _fields(mark: RoleMark) -> dict[str, Any]:
     return {"role": mark.role.value, "epoch": mark.epoch, "by": mark.by}
-
-
-def epochs_to_dump(
-    source: MetastoreReader, databases: Sequence[str], *, allow_replica: bool = False, draining: bool = False
-) -> dict[str, int]:
-    """Returns the epochs of databases that are about to be dumped, by name; those that do not exist are skipped.
-
-    Raises Refused as `may_dump_from` does."""
-    epochs = {}
-    for db in databases:
-        mark = _role_if_any(source, db)
-        if mark is not None:
-            may_dump_from(label(source, db), mark, allow_replica=allow_replica, draining=draining)
-            epochs[db] = mark.epoch
-    return epochs
-
-
-def _role_if_any(metastore: MetastoreReader, db: str) -> RoleMark | None:
-    try:
-        return read_role(metastore, db)
-    except ObjectNotFound:
-        return None
 
 
 def _refuse_epoch(name: str, found: RoleMark, wanted: RoleMark) -> None:

@@ -19,12 +19,12 @@ from cmroot.lease import Lease
 from cmroot.root import create_or_open
 from replicator.captures.dumps.dump import Dumped
 from replicator.captures.dumps.layout import Point
-from replicator.captures.events.scope import behind
 from replicator.core import logging
 from replicator.core.logging import lines_about
 from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
+from replicator.metastore.events.scope import behind
 from replicator.policies.direction import Direction, Sides, find_direction
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.replicas import (

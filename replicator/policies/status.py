@@ -14,9 +14,6 @@ import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD, REMOVE, Segment, segments
 from cmroot.root import ChangeRoot
-from replicator.captures.events.notification_log import decode
-from replicator.captures.events.record import Change
-from replicator.captures.events.scope import Patterns, matches_name, waiting_events
 from replicator.captures.manifest import read_records
 from replicator.captures.recording import covered_at
 from replicator.core.model import Database, NotificationEvent
@@ -25,6 +22,9 @@ from replicator.core.roles import without_role
 from replicator.core.text import count_text, time_text
 from replicator.errors import MetastoreUnreachable, NotReached, ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.notification_log import decode
+from replicator.metastore.events.record import Change
+from replicator.metastore.events.scope import Patterns, matches_name, waiting_events
 from replicator.replay.replica import LAST_ID, LOADING, POSITION, SOURCE, own_parameters
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import msgspec
 
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.captures.events.scope import Patterns
 from replicator.core.model import Table
 from replicator.core.not_replicated import (
     NAMES_SOURCE,
@@ -21,6 +20,7 @@ from replicator.core.not_replicated import (
 )
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
+from replicator.metastore.events.scope import Patterns
 from replicator.replay.placement import Placement, relative
 from replicator.replay.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.replica import LEFT_OUT, has_sources_data, replica_database, replica_function, replica_table

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from cmroot.store.place import join, normal
-from replicator.captures.events.scope import comparable
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, resource_file, schema_file
 from replicator.core.not_replicated import reason_of
+from replicator.metastore.events.scope import comparable
 from replicator.metastore.fields import ids
 from replicator.metastore.requests import CATALOG
 from replicator.replay.placement import Placement, respelled, uri

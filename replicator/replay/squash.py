@@ -18,11 +18,11 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import join
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import ChangeRecord
-from replicator.captures.events.scope import UnreadEvents
 from replicator.core.model import Constraint, Database, Function, Partition, RoleMembers, Statistics, Table
 from replicator.metastore.client import PARTITION_BATCH
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import ChangeRecord
+from replicator.metastore.events.scope import UnreadEvents
 from replicator.replay.placement import relative
 
 Name = tuple[str, str]

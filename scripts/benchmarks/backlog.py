@@ -22,8 +22,8 @@ from postgres import running_postgres
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome
-from replicator.captures.events.scope import behind
 from replicator.metastore.embedded import running as embedded
+from replicator.metastore.events.scope import behind
 from replicator.metastore.thrift import ThriftMetastore, connect
 
 EVENTS = {"full": (10_000, 100_000, 1_000_000), "small": (10_000, 100_000)}

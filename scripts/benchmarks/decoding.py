@@ -12,9 +12,9 @@ from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, median, timed
 from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
-from replicator.captures.events.notification_log import decode
-from replicator.captures.events.record import ChangeRecord, decode_line, encode
 from replicator.core.model import Database, NotificationEvent
+from replicator.metastore.events.notification_log import decode
+from replicator.metastore.events.record import ChangeRecord, decode_line, encode
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.deciding import make_plan
 from replicator.replay.placement import Placement

@@ -12,10 +12,10 @@ import msgspec
 
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change, ChangeRecord
 from replicator.core.model import Partition, Table
 from replicator.metastore import requests
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change, ChangeRecord
 from replicator.metastore.requests import Send, partition_to_thrift
 from replicator.metastore.thrift import ThriftMetastore
 

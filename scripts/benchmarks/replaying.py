@@ -14,12 +14,12 @@ from benchmarks.mixing import MixedWriter
 from benchmarks.onebyone import OneByOne
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.dumps.layout import DumpReader
-from replicator.captures.events.notification_log import decode
 from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import NotificationEvent
 from replicator.core.runtime import Runtime
 from replicator.metastore.client import EVENT_BATCH
+from replicator.metastore.events.notification_log import decode
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings, plan_load

@@ -23,8 +23,10 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.captures.events import record as kinds
-from replicator.captures.events.notification_log import (
+from replicator.core.model import Column, Database, Function, NotificationEvent, Partition, Serde, Storage, Table
+from replicator.errors import Refused
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.notification_log import (
     KEPT_MESSAGE,
     LOOK_BACK,
     MESSAGE_BYTES,
@@ -33,10 +35,8 @@ from replicator.captures.events.notification_log import (
     find_hole,
     read_events,
 )
-from replicator.captures.events.record import Change
-from replicator.captures.events.scope import comparable
-from replicator.core.model import Column, Database, Function, NotificationEvent, Partition, Serde, Storage, Table
-from replicator.errors import Refused
+from replicator.metastore.events.record import Change
+from replicator.metastore.events.scope import comparable
 from replicator.metastore.thrift import ThriftMetastore
 
 TEXT = Storage(
@@ -441,13 +441,13 @@ def test_a_log_read_some_at_a_time_is_the_same_log(ids: list[int], more: int, li
         log.rows[number] = msgspec.structs.replace(twin, table=f"t{number}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "replicator.captures.events.notification_log.EVENT_BATCH", 70
+            "replicator.metastore.events.notification_log.EVENT_BATCH", 70
         )  # no page is smaller than the rows of one id
         whole = read_events(log, 0, {})  # type: ignore[arg-type]
         some, cursor, seen = [], 0, dict[str, int]()
         holes, going = [], True
         patch.setattr(
-            "replicator.captures.events.notification_log.EVENT_BATCH", 1 + max(map(ids.count, ids), default=0)
+            "replicator.metastore.events.notification_log.EVENT_BATCH", 1 + max(map(ids.count, ids), default=0)
         )
         while going:
             reading = read_events(log, cursor, seen, limit=limit)  # type: ignore[arg-type]

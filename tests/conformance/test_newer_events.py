@@ -20,14 +20,14 @@ from newer_calls import newer_client, partition, table
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.captures.events import record as kinds
-from replicator.captures.events.notification_log import decode
-from replicator.captures.events.scope import IRRELEVANT, KINDS, NAMED, UnreadEvents, waiting_events
 from replicator.captures.manifest import read_records
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.roles import ROLE
 from replicator.errors import NotificationRefused
 from replicator.metastore.embedded.running import Running, stop
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.notification_log import decode
+from replicator.metastore.events.scope import IRRELEVANT, KINDS, NAMED, UnreadEvents, waiting_events
 from replicator.metastore.thrift import connect
 from replicator.policies.checks.metastores import log_is_on
 from replicator.policies.lag import lag

@@ -13,7 +13,6 @@ from plain_tables import PlainDatabase
 
 from cmroot.root import open_existing
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.captures.events.scope import Patterns, matches_name
 from replicator.compare.both_sides import Comparison
 from replicator.compare.repair import RepairSettings, repair
 from replicator.compare.sampling import Budget, verify_sample
@@ -22,6 +21,7 @@ from replicator.core.model import partition_spec
 from replicator.core.text import parse_partition_filter
 from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import Patterns, matches_name
 from replicator.policies.lag import lag
 from replicator.policies.run import Remembering, look
 

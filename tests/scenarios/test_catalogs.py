@@ -15,13 +15,13 @@ from plain_tables import PlainDatabase
 
 import replicator
 from replicator import capture, dump, verify
-from replicator.captures.events.scope import refuse_other_catalog
 from replicator.core.config import read_config
 from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import refuse_other_catalog
 from replicator.metastore.thrift import connect
 from replicator.policies.direction import Sides
 from replicator.policies.roles import read_role

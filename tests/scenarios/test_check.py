@@ -20,7 +20,6 @@ from waiting import CEILING
 import replicator
 from cmroot.pins import Slot, create_slot, drop_slot, give_up_slot
 from cmroot.root import create_or_open
-from replicator.captures.events.scope import Reach, event_life
 from replicator.cli.main import run
 from replicator.core.config import parse_config
 from replicator.core.connections import MetastoreConfig
@@ -29,6 +28,7 @@ from replicator.core.policy import Policy
 from replicator.core.roles import Role, RoleMark
 from replicator.core.service_config import AlertConfig
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import Reach, event_life
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.checks import places
 from replicator.policies.checks.check import PolicyChecked, check

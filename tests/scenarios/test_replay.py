@@ -177,9 +177,12 @@ def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
     db.partitioned("t", {"new": {"f": "2"}})
     events = pair.source.metastore.next_events
     pair.source.metastore.next_events = lambda after, limit: pages.append(limit) or events(after, limit)  # type: ignore[method-assign]
-    for place in ("replicator.captures.events.notification_log.EVENT_BATCH", "replicator.captures.capture.EVENT_BATCH"):
+    for place in (
+        "replicator.metastore.events.notification_log.EVENT_BATCH",
+        "replicator.captures.capture.EVENT_BATCH",
+    ):
         monkeypatch.setattr(place, 5)
-    monkeypatch.setattr("replicator.captures.events.notification_log.LOOK_BACK", 2)
+    monkeypatch.setattr("replicator.metastore.events.notification_log.LOOK_BACK", 2)
     written = pair.source.metastore.current_event_id() - before
     run = pair.sync()
     assert written > 20 and (run.status, run.records) == ("synced", written)

@@ -17,7 +17,6 @@ from waiting import CEILING
 
 from cmroot.log.captured import segments
 from replicator.captures.dumps.layout import open_parts
-from replicator.captures.events.scope import database_change
 from replicator.core.model import Database
 from replicator.core.roles import (
     EPOCH,
@@ -35,6 +34,7 @@ from replicator.core.roles import (
 )
 from replicator.errors import FormatError, ObjectNotFound, Refused
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import database_change
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import epochs_to_dump, establish, read_role, set_role
 from replicator.replay.replica import LOADING, POSITION

@@ -18,7 +18,6 @@ from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
-from replicator.captures.events.scope import Patterns
 from replicator.cli.main import run
 from replicator.compare.both_sides import Comparison
 from replicator.compare.sampling import (
@@ -33,6 +32,7 @@ from replicator.compare.sampling import (
 )
 from replicator.errors import LeaseHeld
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import Patterns
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings

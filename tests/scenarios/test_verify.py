@@ -19,7 +19,6 @@ from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import local_path
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import DumpSettings, write_dump
-from replicator.captures.events.scope import Patterns
 from replicator.compare import compare_files, verify
 from replicator.compare.both_sides import Comparison
 from replicator.compare.differences import Difference, Differences, Homes, compare
@@ -42,6 +41,7 @@ from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.errors import ObjectNotFound
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import Patterns
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.status import status
 from replicator.replay.apply.load import load

@@ -25,7 +25,6 @@ from spark_sql import SparkSql
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
-from replicator.captures.events.scope import Patterns
 from replicator.captures.recording import Captured
 from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
@@ -33,6 +32,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.core.runtime import Runtime
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import Patterns
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings

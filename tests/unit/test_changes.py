@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change
-from replicator.captures.events.scope import changes_in_scope
 from replicator.core.model import Database, Function, Partition, Statistics, Storage, Table
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change
+from replicator.metastore.events.scope import changes_in_scope
 
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
 KINDS = {kind.__name__ for kind in typing.get_args(Change)}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmroot.errors import FormatError
-from replicator.captures.events.record import decode_line
 from replicator.core.model import Grant, Member, RoleMembers
 from replicator.core.policy import parse_principals
+from replicator.metastore.events.record import decode_line
 from replicator.metastore.grants import GrantCalls, difference, on_target, ordered, role_on_target
 
 GRANTS = st.builds(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from replicator.captures.events.record import ChangeRecord, CreateTable
 from replicator.captures.manifest import Manifest
 from replicator.core.model import Storage, Table
+from replicator.metastore.events.record import ChangeRecord, CreateTable
 
 
 def interrupted(work: Callable[[], None], line: int) -> bool:

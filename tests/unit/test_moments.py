@@ -12,7 +12,11 @@ from cmroot.log.captured import SegmentWriter, compact, segments
 from cmroot.root import create_or_open
 from replicator.captures.dumps.selection import resolve_since, resolve_until
 from replicator.captures.dumps.shown import Narrowing, open_shown
-from replicator.captures.events.record import (
+from replicator.commands.show import show
+from replicator.core.model import Column, Database, Partition, Storage, Table
+from replicator.core.moments import absolute_moment, parse_time
+from replicator.errors import MomentLost, ObjectNotFound, UsageError
+from replicator.metastore.events.record import (
     AddPartitions,
     AlterTable,
     Change,
@@ -26,10 +30,6 @@ from replicator.captures.events.record import (
     EventsLost,
     encode,
 )
-from replicator.commands.show import show
-from replicator.core.model import Column, Database, Partition, Storage, Table
-from replicator.core.moments import absolute_moment, parse_time
-from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.replay.restore.available import never_read
 from replicator.replay.restore.recovery_points import CoveredStates, RowStates, covered, moment, retained
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from replicator.captures.dumps.selection import LogMoment
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed
-from replicator.captures.events.record import AlterTable, Change, ChangeRecord, CreateTable
 from replicator.core.model import Table
+from replicator.metastore.events.record import AlterTable, Change, ChangeRecord, CreateTable
 
 
 def shown(*changes: Change) -> Shown:

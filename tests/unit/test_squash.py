@@ -26,8 +26,6 @@ import replicator.replay.apply.commit as committing
 import replicator.replay.apply.prepare as preparing
 from cmroot.log.captured import FILES
 from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change, ChangeRecord, encode
 from replicator.captures.inventory import DataObject
 from replicator.captures.manifest import Manifest, catch_up, consequences
 from replicator.core.engine import AutoEngine, LocalEngine
@@ -50,6 +48,8 @@ from replicator.core.model import (
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change, ChangeRecord, encode
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.copy_task import fold_entries
 from replicator.replay.apply.prepare import Preparation

@@ -25,7 +25,6 @@ from replicator.captures.dumps.layout import DumpData, DumpMetadata, DumpReader,
 from replicator.captures.dumps.rows import Content, covers, reached, scope_of, scope_text
 from replicator.captures.dumps.selection import Selection, point_at, resolve_since, resolve_until, scope_of_dump
 from replicator.captures.dumps.writer import DumpWriter
-from replicator.captures.events.scope import Patterns
 from replicator.captures.manifest import Manifest, manifest_at, open_manifest, read_records
 from replicator.captures.walk import ScannedTables
 from replicator.core.logging import tell_event
@@ -34,6 +33,7 @@ from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Error, FormatError, UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import Patterns
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
 # Slots in dumps and loads: a consumer loads one dump after another, and what its next dump requires must be retained.

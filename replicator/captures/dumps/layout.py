@@ -19,10 +19,10 @@ from cmroot.log.segment import PARQUET, Part, PartsReader, damaged
 from cmroot.names import HINT, LARGEST, check_entries, check_id, check_name, foreign
 from cmroot.store.place import Place, as_written, join
 from cmroot.store.spelling import naming
-from replicator.captures.events.record import Change, ChangeRecord, decode_line, decode_table
 from replicator.core.model import Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import ConfigError, FormatError, Refused
+from replicator.metastore.events.record import Change, ChangeRecord, decode_line, decode_table
 
 # ---- signing ---------------------------------------------------------------------------------------------------------
 # Signatures of dumps: prove that a dump was written by a holder of the key. docs/decisions/0009 explains the design.

@@ -16,9 +16,6 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import Scope
 from replicator.captures.dumps.selection import Entering, Selection
 from replicator.captures.dumps.writer import DumpWriter
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change, ChangeRecord
-from replicator.captures.events.scope import Patterns, UnreadEvents, matches_name
 from replicator.captures.manifest import GRANTS, Manifest, is_known, read_records
 from replicator.captures.unlistable import (
     Uncaptured,
@@ -36,6 +33,9 @@ from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicate
 from replicator.core.runtime import Progress
 from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change, ChangeRecord
+from replicator.metastore.events.scope import Patterns, UnreadEvents, matches_name
 
 # ---- reached ---------------------------------------------------------------------------------------------------------
 # The scope with which a replica reached its checkpoint, stored in its database. Pure.

@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 from cmroot.log.captured import Capture, Segment
 from cmroot.store.place import as_written
 from replicator.captures.dumps.layout import FINISHED, Point, Scope, open_parts
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change, ChangeRecord
-from replicator.captures.events.scope import Patterns, matches_name
 from replicator.captures.manifest import read_records
 from replicator.core.moments import LogMoment, parse_moment
 from replicator.core.named_files import NAMED
 from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change, ChangeRecord
+from replicator.metastore.events.scope import Patterns, matches_name
 
 Name = tuple[str, str]
 

@@ -22,9 +22,9 @@ from cmroot.log.segment import Marker, PartsReader, conform
 from cmroot.store.place import Place, as_written
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import SIGNATURE, DumpReader, Keys, sign
-from replicator.captures.events.record import ChangeRecord, encode
 from replicator.core.model import Table
 from replicator.errors import UsageError
+from replicator.metastore.events.record import ChangeRecord, encode
 
 SMALL = 100_000  # maximum number of entries in one bucket before a dump is split
 BUCKETS = 64

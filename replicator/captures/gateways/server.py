@@ -16,7 +16,6 @@ from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.gateways.drops import Counts, Drops
 from replicator.captures.gateways.relay import LARGE_AT_ONCE, Connection
 from replicator.captures.gateways.security import (
@@ -32,6 +31,7 @@ from replicator.core.connections import DEFAULT_PORT, check_gateway
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.errors import UsageError
+from replicator.metastore.events.scope import refuse_other_catalog
 
 DEFAULTS = GatewaySettings()
 CUT_WITHIN = 15.0  # seconds beyond the grace, for interrupted calls to determine their outcome and to answer

@@ -14,8 +14,6 @@ import msgspec
 
 from cmroot.keep.journal import InterceptSource, Journal, Owner
 from cmroot.store.place import normal, parent
-from replicator.captures.events.notification_log import decode, message_text
-from replicator.captures.events.record import DropDatabase, DropPartitions, DropTable
 from replicator.captures.gateways.messages import (
     DEPTH_LIMIT,
     FIXED,
@@ -35,6 +33,8 @@ from replicator.core.model import DEFAULT_PARTITION, Database, NotificationEvent
 from replicator.core.not_replicated import table_format
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+from replicator.metastore.events.notification_log import decode, message_text
+from replicator.metastore.events.record import DropDatabase, DropPartitions, DropTable
 
 VIEW = "VIRTUAL_VIEW"
 _ESCAPE = re.compile("%([0-9A-Fa-f]{2})")

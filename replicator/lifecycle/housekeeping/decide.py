@@ -13,8 +13,6 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from cmroot.store.place import normal
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import ChangeRecord
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.text import Period
 from replicator.lifecycle.housekeeping.settings import (
@@ -31,6 +29,8 @@ from replicator.lifecycle.housekeeping.settings import (
 )
 from replicator.lifecycle.housekeeping.store import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
 from replicator.lifecycle.housekeeping.writing import NOT_ASKED, TABLES_STAY
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import ChangeRecord
 
 # ---- operations ------------------------------------------------------------------------------------------------------
 # Operations on items that follow from a change in the captured log: values of the decider. Pure.

@@ -20,7 +20,6 @@ from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot, open_existing
 from cmroot.store.place import join, scratch
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.captures.events.scope import captured_databases
 from replicator.core import runtime
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Stop, Terminated
@@ -32,6 +31,7 @@ from replicator.lifecycle.housekeeping.store import ACTIVE_ONLY, ItemStore, item
 from replicator.lifecycle.removal.job import Job
 from replicator.lifecycle.removal.removal import Limits, refuse_counts
 from replicator.metastore.client import Metastore
+from replicator.metastore.events.scope import captured_databases
 
 JOB = "housekeeping"
 REMEMBERED = 182 * 86_400

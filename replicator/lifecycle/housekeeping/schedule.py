@@ -19,7 +19,6 @@ from sqlalchemy import Connection
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, join, local_path, located, normal
-from replicator.captures.events.record import ChangeRecord, EventsRead
 from replicator.captures.manifest import Manifest, manifest_path, opened, read_records
 from replicator.core.audit import Removal
 from replicator.core.grouping import batched
@@ -63,6 +62,7 @@ from replicator.lifecycle.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.lifecycle.removal.removal import depth
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.record import ChangeRecord, EventsRead
 
 BATCH = 5000
 """Records, or partitions in them, in one transaction."""

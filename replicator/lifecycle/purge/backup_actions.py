@@ -22,7 +22,6 @@ from cmroot.lease import acquire
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal
-from replicator.captures.events.scope import refuse_other_catalog
 from replicator.core.audit import Removal, begin_audit
 from replicator.core.moments import parse_time
 from replicator.core.not_replicated import Report
@@ -60,6 +59,7 @@ from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at,
 from replicator.lifecycle.removal.job import Job, Removals, bring_back
 from replicator.lifecycle.removal.removal import Judged, refuse_excess
 from replicator.metastore.client import Metastore, checked
+from replicator.metastore.events.scope import refuse_other_catalog
 
 # ---- purge undo ------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from cmroot.keep.versions import keeps_versions, why_versions_unseen
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal, resolved
-from replicator.captures.events.scope import Patterns, refuse_other_catalog
 from replicator.core.audit import AuditLog, begin_audit
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report
@@ -61,6 +60,7 @@ from replicator.lifecycle.purge.table_files import (
 )
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.events.scope import Patterns, refuse_other_catalog
 from replicator.metastore.newer_servers import refuse_for_spark
 from replicator.replay.replica import LAST_ID
 

@@ -30,7 +30,6 @@ from cmroot.root import ChangeRoot
 from cmroot.store.local import status_of
 from cmroot.store.place import is_local, join, local_path, located, normal, refuse_root
 from cmroot.store.spelling import naming
-from replicator.captures.events.scope import bind_catalog, refuse_other_catalog
 from replicator.core.audit import REMOVED, AuditLog, Refusal, Removal, begin_audit, read_audit, record_begun, unwatched
 from replicator.core.engine import AutoEngine
 from replicator.core.grouping import batched, shared
@@ -40,6 +39,7 @@ from replicator.errors import ObjectNotFound
 from replicator.lifecycle.removal.live import LiveLocations, Unregistered
 from replicator.lifecycle.removal.removal import Judged, Limits, judge, read_holds
 from replicator.metastore.client import Metastore, checked
+from replicator.metastore.events.scope import bind_catalog, refuse_other_catalog
 from replicator.replay.apply.staging import OPEN, Fence, fenced, give_up_attempts
 
 # ---- removal of directories ------------------------------------------------------------------------------------------

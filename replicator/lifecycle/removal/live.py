@@ -19,16 +19,16 @@ import msgspec
 
 from cmroot.store.local import status_of
 from cmroot.store.place import is_local, local_path, resolved
-from replicator.captures.events import record as kinds
-from replicator.captures.events.notification_log import decode, read_events
-from replicator.captures.events.record import Change
-from replicator.captures.events.scope import IRRELEVANT
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import tables_with_partitions
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.notification_log import decode, read_events
+from replicator.metastore.events.record import Change
+from replicator.metastore.events.scope import IRRELEVANT
 from replicator.metastore.fields import qualified
 
 DATABASE, HOME, DATA = "database", "home", "data"

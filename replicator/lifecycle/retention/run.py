@@ -16,7 +16,6 @@ import msgspec
 from cmroot.errors import UNREADABLE, Error, FormatError
 from cmroot.log.captured import segments
 from cmroot.store.place import Place, is_local, local_path, located, normal, parent, remove_if_empty
-from replicator.captures.events.scope import captured_databases
 from replicator.core.audit import AuditLog, Refusal
 from replicator.core.engine import LocalEngine
 from replicator.core.model import Partition, Table, partition_name
@@ -30,6 +29,7 @@ from replicator.lifecycle.retention.datasets import Dataset, Failed, explained, 
 from replicator.lifecycle.retention.job_configuration import JobFile
 from replicator.lifecycle.retention.plan import DatasetPlan, PlannedItem, Planner, RetentionPlan, RetentionRun, Spool
 from replicator.metastore.client import Metastore
+from replicator.metastore.events.scope import captured_databases
 
 # ---- dropping --------------------------------------------------------------------------------------------------------
 # Dropping partitions with their data: files are moved to `$cmroot` first, then metadata is dropped, with a note

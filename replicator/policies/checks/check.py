@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from cmroot.errors import Error
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.captures.events.notification_log import change_manager
-from replicator.captures.events.scope import Patterns, newest_event, read_reach
 from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.core.not_replicated import NotReplicated, Report, merged
 from replicator.core.policy import Policy, same_metastore
 from replicator.errors import FormatError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.notification_log import change_manager
+from replicator.metastore.events.scope import Patterns, newest_event, read_reach
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.checks import metastores, places, policy_health
 from replicator.policies.checks.finding import Finding, Health, worst

@@ -10,14 +10,14 @@ from datetime import timedelta
 from cmroot.errors import StorageUnreachable
 from cmroot.store.buckets import BucketQueue, why_not_all
 from cmroot.store.place import as_written
-from replicator.captures.events.notification_log import digest
-from replicator.captures.events.scope import TTL, Reach, newest_event, refuse_other_catalog
 from replicator.captures.gateways.security import risks
 from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.text import count_text, duration_text
 from replicator.errors import NotificationLogOff, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.notification_log import digest
+from replicator.metastore.events.scope import TTL, Reach, newest_event, refuse_other_catalog
 from replicator.metastore.fields import ids
 from replicator.policies.checks.finding import Figure, Finding, Health
 

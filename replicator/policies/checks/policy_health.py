@@ -11,7 +11,6 @@ from cmroot.log.captured import segments
 from cmroot.pins import Pins, find_slot, read_pins
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import as_written
-from replicator.captures.events.scope import Patterns
 from replicator.captures.unlistable import REFUSED
 from replicator.core.grouping import batched
 from replicator.core.not_replicated import (
@@ -27,6 +26,7 @@ from replicator.core.roles import Role, RoleMark
 from replicator.core.text import bound_text, count_text, duration_text
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import Patterns
 from replicator.policies.checks.finding import Figure, Finding, Health
 from replicator.policies.direction import Pair
 from replicator.policies.drill_record import Drill

@@ -22,9 +22,9 @@ from cmroot.pins import Hold, hold, iso, read_pins
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.layout import Point
 from replicator.captures.dumps.selection import resolve_until
-from replicator.captures.events.scope import waiting_events
 from replicator.core.roles import Role
 from replicator.errors import ObjectNotFound, Refused
+from replicator.metastore.events.scope import waiting_events
 from replicator.policies.direction import Direction, Pair, Sides, patterns_of
 from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.role_changes.failover import LastFailover, last_failover

@@ -22,13 +22,13 @@ from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal, scratch
 from replicator.captures.dumps.layout import DumpMetadata, DumpReader
 from replicator.captures.dumps.selection import point_at, resolve_until
-from replicator.captures.events.scope import Patterns, waiting_events
 from replicator.captures.manifest import Manifest, manifest_at
 from replicator.core.grouping import batched
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.core.policy import Policy
 from replicator.errors import Error, MetastoreUnreachable, NotReached
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import Patterns, waiting_events
 from replicator.policies.direction import Direction
 from replicator.policies.memory import Memory, iso
 from replicator.policies.status import Unreplicated

@@ -14,13 +14,13 @@ from cmroot.log.captured import segments
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.layout import DumpReader
 from replicator.captures.dumps.selection import resolve_until
-from replicator.captures.events.scope import waiting_events
 from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import Error, NotReached, Refused
+from replicator.metastore.events.scope import waiting_events
 from replicator.policies.direction import Direction, Pair, Sides
 from replicator.policies.lag import lag
 from replicator.policies.memory import Memory, RoleChange

@@ -15,12 +15,12 @@ import msgspec
 from cmroot.store.place import Place, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.dumps.rows import after_load, reached
-from replicator.captures.events.scope import Patterns
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Table
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
+from replicator.metastore.events.scope import Patterns
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.origins import KeyedExecutor
 from replicator.replay.apply.table_details import set_statistics

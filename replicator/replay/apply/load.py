@@ -23,7 +23,6 @@ from cmroot.store.place import Place
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.dump import confirm
 from replicator.captures.dumps.layout import DumpReader
-from replicator.captures.events.scope import bind_catalog
 from replicator.core.audit import record_begun
 from replicator.core.logging import tell_event
 from replicator.core.model import Function
@@ -32,6 +31,7 @@ from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.events.scope import bind_catalog
 from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.planning import LoadSettings, compare, plan_load, roots_of

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
-from replicator.captures.events.scope import matches_name
 from replicator.core.grouping import batched, shared
 from replicator.core.model import Partition, partition_name
 from replicator.core.not_replicated import DELTA, table_format
 from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import matches_name
 from replicator.replay.apply.copy_task import entries, file_in, fold_entries, slashed
 from replicator.replay.apply.copying import remove_file
 from replicator.replay.apply.existing_objects import named_files

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.captures.events.facts import SetGrants
 from replicator.core.grouping import batched
 from replicator.core.model import (
     FOREIGN_KEY,
@@ -32,6 +31,7 @@ from replicator.core.model import (
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
+from replicator.metastore.events.facts import SetGrants
 from replicator.metastore.grants import GRANTS_PER_CALL, On, difference, on_target, role_on_target
 from replicator.replay.apply.work import Work
 from replicator.replay.plan import TablePlan

@@ -27,12 +27,12 @@ from cmroot.store.listing import FileState, file_state, list_tree
 from cmroot.store.place import Place, is_local, join
 from replicator.captures.apply import Rename, followed
 from replicator.captures.dumps.layout import DumpReader, Point
-from replicator.captures.events.record import Change, ChangeRecord, decode_line
-from replicator.captures.events.scope import matches_name
 from replicator.core.model import Table, partition_spec
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import FormatError, UsageError
+from replicator.metastore.events.record import Change, ChangeRecord, decode_line
+from replicator.metastore.events.scope import matches_name
 from replicator.replay.restore.recovery_points import captures_of
 
 SHOWN = 1000  # missing files that are named; more are only counted

@@ -20,7 +20,6 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, located, tidied
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
 from replicator.captures.dumps.layout import DumpReader, Point
-from replicator.captures.events.scope import Patterns, refuse_other_catalog
 from replicator.core.model import Database
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
@@ -34,6 +33,7 @@ from replicator.core.runtime import Runtime
 from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.scope import Patterns, refuse_other_catalog
 from replicator.replay.apply.planning import LoadSettings, describe, plan_load
 from replicator.replay.placement import relative
 from replicator.replay.plan import Plan

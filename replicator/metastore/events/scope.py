@@ -13,13 +13,13 @@ import msgspec
 from cmroot.errors import FormatError
 from cmroot.log.captured import Segment
 from cmroot.store.place import Place
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change, DropTable, partition_names
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table, partition_spec
 from replicator.core.roles import without_role
 from replicator.core.text import PartitionFilter, parse_duration
 from replicator.errors import Refused, UsageError
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change, DropTable, partition_names
 from replicator.metastore.fields import ids
 
 

@@ -23,9 +23,6 @@ import msgspec
 from cmroot.errors import FormatError
 from cmroot.keep.change_manager import ChangeManager
 from cmroot.log.segment import LINE_BYTES
-from replicator.captures.events import record as kinds
-from replicator.captures.events.record import Change
-from replicator.captures.events.scope import is_irrelevant
 from replicator.core.model import (
     CHECK,
     DEFAULT,
@@ -45,6 +42,9 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 from replicator.metastore.concurrency import is_since_3
 from replicator.metastore.constraints import KINDS, of_message
+from replicator.metastore.events import record as kinds
+from replicator.metastore.events.record import Change
+from replicator.metastore.events.scope import is_irrelevant
 from replicator.metastore.requests import (
     database_from_text,
     function_from_text,

@@ -15,9 +15,6 @@ import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.names import HINT, LARGEST, check_below, check_name, foreign
-from replicator.captures.events.facts import Facts, Name, OfDatabase, OfTable
-from replicator.captures.events.facts import SetGrants as SetGrants
-from replicator.captures.events.facts import SetRoles as SetRoles
 from replicator.core.model import (
     Column,
     Constraint,
@@ -29,6 +26,9 @@ from replicator.core.model import (
     Value,
     partition_name,
 )
+from replicator.metastore.events.facts import Facts, Name, OfDatabase, OfTable
+from replicator.metastore.events.facts import SetGrants as SetGrants
+from replicator.metastore.events.facts import SetRoles as SetRoles
 from replicator.metastore.objects import HOMES
 
 
