@@ -10,9 +10,9 @@ import click
 from replicator.captures.recording import Captured, CapturesFollowed
 from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took, write
-from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from replicator.commands.capture import capture as run
 from replicator.core.not_replicated import PARTIAL
+from replicator.core.runtime import INTERRUPTED, TERMINATED, Terminated
 
 
 @click.command()

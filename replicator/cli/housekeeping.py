@@ -11,7 +11,6 @@ import click
 
 from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, write
-from replicator.cli.signals import Stopping
 from replicator.cli.tools import tell_if_first
 from replicator.commands.housekeeping import (
     housekeeping_cancel,
@@ -20,6 +19,7 @@ from replicator.commands.housekeeping import (
     housekeeping_run,
     housekeeping_vacuum,
 )
+from replicator.core.runtime import Stopping
 from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.item_queries import ItemPage, ItemsChanged
 from replicator.lifecycle.housekeeping.run import Followed

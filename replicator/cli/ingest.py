@@ -10,7 +10,6 @@ import click
 
 from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, duration_text, emit, note, size_text, time_text
-from replicator.cli.signals import Stopping
 from replicator.commands.ingest import (
     Watched,
     ingest_cancel,
@@ -24,6 +23,7 @@ from replicator.commands.ingest import (
     ingest_watch,
 )
 from replicator.core.not_replicated import PARTIAL
+from replicator.core.runtime import Stopping
 from replicator.ingestion.ingestion_request import IngestionJob, JobDetail
 from replicator.ingestion.ingestion_shown import IngestionStats
 from replicator.ingestion.job_queries import PERCENTILES

@@ -26,11 +26,10 @@ from cmroot.store.drivers import use
 from replicator.cli.logs import begin_logging
 from replicator.cli.options import Duration, Session
 from replicator.cli.output import BROKEN_PIPE, failure, note, show_error, write
-from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import NAME, Config, read_config
 from replicator.core.logging import SERVICE_RUN, LogConfig, LogFormat, LogLevel, lines_about
-from replicator.core.runtime import beat_each
+from replicator.core.runtime import INTERRUPTED, TERMINATED, Terminated, beat_each, raise_on_sigterm
 from replicator.core.text import without_credentials
 from replicator.errors import ConfigError, Error
 from replicator.policies.checks.finding import NAGIOS, nagios_failure

@@ -18,9 +18,9 @@ from click.core import ParameterSource
 
 from replicator.cli.logs import EVERY, lines_on_stdout
 from replicator.cli.output import note
-from replicator.commands.options import OWN, Between, ByteCount, ByteRate, Declared, declared_fields
 from replicator.core.config import Config, parse_settings
 from replicator.core.logging import VARIABLE, ProgressFile, Watch, now_about, step
+from replicator.core.option import OWN, Between, ByteCount, ByteRate, Declared, declared_fields
 from replicator.core.runtime import Bars, Progress, Silent
 from replicator.core.text import parse_duration, parse_rate, parse_size
 from replicator.errors import UsageError

@@ -11,8 +11,8 @@ import click
 from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
 from replicator.commands.restore import restore as run
-from replicator.core.moments import absolute_moment
 from replicator.core.not_replicated import PARTIAL
+from replicator.core.option import absolute_moment
 from replicator.replay.restore.plan import RestorePlan
 from replicator.replay.restore.restore import Restored
 

@@ -11,7 +11,7 @@ import click
 from replicator.cli.logs import raise_level
 from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import emit, note
-from replicator.cli.signals import Stopping
+from replicator.core.runtime import Stopping
 from replicator.service.metrics import metrics as run_metrics
 from replicator.service.service_process import serve as run_serve
 from replicator.service.service_process import token_create, token_ls, token_revoke

@@ -11,11 +11,11 @@ import click
 
 from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
-from replicator.cli.signals import Stopping
 from replicator.commands.sync import apply as run_apply
 from replicator.commands.sync import plan as run_plan
 from replicator.commands.sync import sync as run_sync
 from replicator.core.not_replicated import PARTIAL
+from replicator.core.runtime import Stopping
 from replicator.core.text import bound_text
 from replicator.policies.follow import RunsFollowed
 from replicator.policies.memory import Compared

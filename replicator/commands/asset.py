@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from replicator.commands.base import Options, verb
-from replicator.commands.options import Note, arg, opt, python_only
+from replicator.commands.options import Note
+from replicator.core.option import arg, opt, python_only
 from replicator.errors import ObjectNotFound, Refused
 from replicator.ingestion.ingestion_request import Asset, Classification
 from replicator.ingestion.ingestion_shown import AssetShown, AssetsShown

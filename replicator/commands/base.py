@@ -28,19 +28,9 @@ from cmroot.root import ChangeRoot, create_or_open, looked_at, open_existing
 from cmroot.store.drivers import VARIABLE, as_text, use
 from cmroot.store.local import FLOW
 from replicator.captures.dumps.layout import Keys, read_keys
-from replicator.commands.options import (
-    Bandwidth,
-    Bytes,
-    Share,
-    Where,
-    check,
-    declared_fields,
-    opt,
-    python_only,
-    settled,
-)
 from replicator.core.config import Config, read_config
 from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.option import Bandwidth, Bytes, Share, Where, check, declared_fields, opt, python_only, settled
 from replicator.core.runtime import JOBS, Progress, Runtime, Silent
 from replicator.core.spark import SparkEngine
 from replicator.errors import UsageError
@@ -49,7 +39,6 @@ from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.metastore.traffic import Limit
 from replicator.replay.apply.weighing import BRAKE, Brake, brake_of
-from replicator.replay.placement import parse_pairs, parse_renames
 
 P = ParamSpec("P")
 O = TypeVar("O", bound="Options")  # noqa: E741
@@ -324,13 +313,27 @@ def renames(given: Mapping[str, str] | Sequence[str]) -> list[tuple[str, str]]:
     """Databases' names on the target by those at the source, of a mapping or of "A=B" texts. Raises UsageError."""
     if isinstance(given, Mapping):
         return [(before.lower(), after.lower()) for before, after in pairs(given, "rename_db")]
-    return parse_renames(given)
+    return _parse_pairs([text.lower() for text in given], "--rename-db")  # as metastores store names
 
 
 def pairs(given: Mapping[str, str] | Sequence[str], option: str) -> list[tuple[str, str]]:
     """Places by places, of a mapping or of "A=B" texts. Raises UsageError, which names the option."""
     if not isinstance(given, Mapping):
-        return parse_pairs(given, option)
+        return _parse_pairs(given, option)
     if not all(before and after for before, after in given.items()):
         raise UsageError(f"{option} {dict(given)} leaves a side empty", hint="give its name on both sides")
     return list(given.items())
+
+
+def _parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """Parses `A=B` pairs of an option. Raises UsageError for anything else, and for two different B of one A."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        before, equals, after = text.partition("=")
+        if not (before and equals and after):
+            raise UsageError(
+                f"{option} {text!r} is not of the form A=B", hint="A is the name at the source, B that on the target"
+            )
+        if pairs.setdefault(before, after) != after:
+            raise UsageError(f"{option} is given twice for {before}: {pairs[before]} and {after}", hint="give it once")
+    return list(pairs.items())

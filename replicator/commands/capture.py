@@ -26,10 +26,9 @@ from replicator.commands.options import (
     Source,
     SourceCatalog,
     SourceRoot,
-    opt,
-    python_only,
 )
 from replicator.core import runtime as following
+from replicator.core.option import opt, python_only
 from replicator.core.text import check_queues
 from replicator.errors import Error, LeaseHeld, UsageError
 

@@ -11,8 +11,9 @@ from cmroot.root import looked_at, open_existing
 from cmroot.store.place import as_written
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.options import DryRun, LeaseWait, LogPosition, Moment, OverwriteFile, Root, RowLimit, arg, opt
+from replicator.commands.options import DryRun, LeaseWait, LogPosition, OverwriteFile, Root, RowLimit
 from replicator.core.config import Config
+from replicator.core.option import Moment, arg, opt
 from replicator.core.service_config import option_of
 from replicator.core.text import parse_duration
 from replicator.replay.restore import kept

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 from replicator.commands.base import Options, verb
 from replicator.commands.demos.landing_story import LandingStory
 from replicator.commands.demos.story import DemoReport, Story, tell
-from replicator.commands.options import Port, SandboxDirectory, opt, python_only
+from replicator.commands.options import SandboxDirectory
+from replicator.core.option import Port, opt, python_only
 from replicator.errors import MetastoreStartError
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import PATIENCE, MetastoreState

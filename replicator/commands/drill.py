@@ -11,7 +11,8 @@ from typing import Annotated
 from cmroot.root import open_existing
 from replicator.commands.base import Options, verb
 from replicator.commands.of_policy import Existing, matching, refuse_unknown
-from replicator.commands.options import DryRun, Jobs, Natural, PolicyName, Positive, opt
+from replicator.commands.options import DryRun, PolicyName
+from replicator.core.option import Jobs, Natural, Positive, opt
 from replicator.core.policy import Policy
 from replicator.errors import UsageError
 from replicator.metastore.client import Metastore

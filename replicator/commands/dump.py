@@ -28,7 +28,6 @@ from replicator.commands.options import (
     GrantsOption,
     KeeperChoice,
     KeyFile,
-    Moment,
     OptionalPolicy,
     ScanChoice,
     ScanTime,
@@ -36,10 +35,9 @@ from replicator.commands.options import (
     Source,
     SourceCatalog,
     SourceRoot,
-    opt,
-    python_only,
 )
 from replicator.core.not_replicated import SUPPORTED
+from replicator.core.option import Moment, opt, python_only
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.metastore.client import epochs_to_dump

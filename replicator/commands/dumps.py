@@ -21,7 +21,8 @@ from replicator.captures.dumps.data import (
 )
 from replicator.captures.dumps.layout import DumpReader
 from replicator.commands.base import Copying, Options, verb
-from replicator.commands.options import DryRun, KeyFile, Natural, OverwriteFile, arg, opt
+from replicator.commands.options import DryRun, KeyFile, OverwriteFile
+from replicator.core.option import Natural, arg, opt
 from replicator.errors import UsageError
 
 FinishedDump = Annotated[str, arg("The finished dump's directory.", "DUMP")]

@@ -14,8 +14,9 @@ from replicator.captures.gateways.drops import GRACE
 from replicator.captures.gateways.security import GatewaySettings, Timeouts
 from replicator.captures.gateways.server import DEFAULTS, Served, opened
 from replicator.commands.base import Options, verb
-from replicator.commands.options import Positive, Source, SourceRoot, opt, python_only
+from replicator.commands.options import Source, SourceRoot
 from replicator.core.connections import GatewayConfig
+from replicator.core.option import Positive, opt, python_only
 from replicator.core.runtime import Stop
 
 

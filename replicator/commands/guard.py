@@ -15,8 +15,9 @@ from cmroot.pins import iso
 from cmroot.root import create_or_open, open_existing
 from replicator.commands.base import Options, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.options import Bytes, DryRun, PathFilter, Positive, Root, Share, Time, Where, arg, opt
+from replicator.commands.options import DryRun, PathFilter, Root
 from replicator.core.audit import AuditShown, show_audit, who
+from replicator.core.option import Bytes, Positive, Share, Time, Where, arg, opt
 from replicator.core.text import parse_size
 from replicator.errors import ConfigError
 from replicator.lifecycle.removal.job import BroughtBack, Job, bring_back

@@ -18,21 +18,15 @@ from replicator.commands.guard import Removing
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.options import (
     AllDatabases,
-    Between,
     CapturedDatabases,
     Catalog,
     DryRun,
     ItemStoreUrl,
     MetastoreName,
-    Natural,
     Root,
     ScanChoice,
-    Time,
-    arg,
-    opt,
-    python_only,
 )
-from replicator.core.moments import parse_time
+from replicator.core.option import Between, Natural, Time, arg, opt, parse_time, python_only
 from replicator.core.runtime import Stop
 from replicator.core.text import parse_period
 from replicator.errors import UsageError

@@ -19,9 +19,10 @@ import msgspec
 
 from replicator.commands.asset import AsRequester
 from replicator.commands.base import Options, verb
-from replicator.commands.options import Between, Natural, Note, Positive, arg, opt, python_only
+from replicator.commands.options import Note
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report
+from replicator.core.option import Between, Natural, Positive, arg, opt, python_only
 from replicator.core.runtime import Stop
 from replicator.core.sending import failure_of
 from replicator.core.source_config import IngestionConfig

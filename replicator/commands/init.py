@@ -14,10 +14,11 @@ import msgspec
 
 from cmroot.store.place import as_written, join
 from replicator.commands.base import Options, verb
-from replicator.commands.options import ReplaceFile, SourceCatalog, TargetCatalog, Where, opt
+from replicator.commands.options import ReplaceFile, SourceCatalog, TargetCatalog
 from replicator.core.config import NAME, Config, parse_config
 from replicator.core.connections import MetastoreConfig
 from replicator.core.not_replicated import Report
+from replicator.core.option import Where, opt
 from replicator.errors import Refused, UsageError
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore

@@ -25,11 +25,9 @@ from replicator.commands.options import (
     TargetCatalog,
     TargetRoot,
     TargetWarehouse,
-    arg,
-    opt,
-    python_only,
 )
 from replicator.core.not_replicated import AS_THEY_ARE
+from replicator.core.option import arg, opt, python_only
 from replicator.core.policy import Publish
 from replicator.core.runtime import JOBS
 from replicator.replay.apply import planning

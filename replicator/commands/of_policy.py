@@ -12,8 +12,9 @@ from cmroot.log.captured import segments
 from cmroot.root import open_existing
 from cmroot.store.local import FLOW
 from replicator.commands.base import Options, pairs
-from replicator.commands.options import OptionalPolicy, opt, python_only
+from replicator.commands.options import OptionalPolicy
 from replicator.core.config import nearest
+from replicator.core.option import opt, python_only
 from replicator.core.policy import METADATA, Policy, Principals, parse_principals
 from replicator.core.roles import is_shadow
 from replicator.core.runtime import JOBS

@@ -15,19 +15,15 @@ from replicator.commands.base import verb
 from replicator.commands.guard import Limited, Removing
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.options import (
-    Between,
     Catalog,
     CertificateFile,
     DryRun,
     MetastoreName,
-    Moment,
-    Natural,
     OverwriteFile,
     PropertiesFile,
     Root,
-    arg,
-    opt,
 )
+from replicator.core.option import Between, Moment, Natural, arg, opt
 from replicator.core.policy import same_metastore
 from replicator.errors import UsageError
 from replicator.lifecycle.purge.backup_actions import BackupRestored, Retain, Retained, restore_backup

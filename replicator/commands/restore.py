@@ -13,16 +13,14 @@ from replicator.commands.options import (
     CommitJobs,
     DryRun,
     Formats,
-    Moment,
     Scratch,
     SourceRoot,
     Target,
     TargetCatalog,
     TargetRoot,
-    arg,
-    opt,
 )
 from replicator.core.not_replicated import SUPPORTED
+from replicator.core.option import Moment, arg, opt
 from replicator.core.runtime import JOBS
 from replicator.policies.direction import Direction
 from replicator.replay.restore import plan as planning

@@ -11,8 +11,9 @@ from typing import Annotated, ClassVar
 from replicator.commands.base import Options, verb
 from replicator.commands.guard import Removing
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.options import Catalog, Root, Where, arg, opt, python_only
+from replicator.commands.options import Catalog, Root
 from replicator.core.config import parse_settings
+from replicator.core.option import Where, arg, opt, python_only
 from replicator.lifecycle.retention.config_store import ConfigStore
 from replicator.lifecycle.retention.datasets import Explained, explain_job, explain_key
 from replicator.lifecycle.retention.job_configuration import JobFile, read_job

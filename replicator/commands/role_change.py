@@ -15,12 +15,10 @@ from replicator.commands.options import (
     DatabaseMetastore,
     DryRun,
     ExplicitPolicy,
-    Natural,
     PolicyName,
     RunWait,
-    opt,
-    python_only,
 )
+from replicator.core.option import Natural, opt, python_only
 from replicator.core.roles import Role
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError

@@ -9,8 +9,8 @@ from typing import Annotated
 from cmroot.log.captured import segments
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed, open_shown
 from replicator.commands.base import Options, verb
-from replicator.commands.options import KeyFile, Moment, arg, opt
-from replicator.core.moments import LogMoment, parse_moment
+from replicator.commands.options import KeyFile
+from replicator.core.option import LogMoment, Moment, arg, opt, parse_moment
 from replicator.errors import UsageError
 from replicator.metastore.events.record import ChangeRecord
 from replicator.replay.restore.recovery_points import RowState, RowStates

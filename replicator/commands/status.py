@@ -12,19 +12,9 @@ from typing import Annotated, Any, ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import Options, names, verb
 from replicator.commands.of_policy import OfPolicy, is_pattern, only_one, selected
-from replicator.commands.options import (
-    Natural,
-    PolicyName,
-    Positive,
-    ReplicaDatabases,
-    SourceCatalog,
-    Target,
-    TargetCatalog,
-    Where,
-    arg,
-    opt,
-)
+from replicator.commands.options import PolicyName, ReplicaDatabases, SourceCatalog, Target, TargetCatalog
 from replicator.core.not_replicated import Rows
+from replicator.core.option import Natural, Positive, Where, arg, opt
 from replicator.errors import UsageError
 from replicator.policies import lag as lags
 from replicator.policies.checks import check as checks

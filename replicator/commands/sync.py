@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar
 from cmroot.store.place import as_written
 from replicator.commands.base import Braked, Options, verb
 from replicator.commands.of_policy import opened
-from replicator.commands.options import Adoption, CommitJobs, DeclaredEmpty, DropLeft, PolicyName, arg, opt, python_only
+from replicator.commands.options import Adoption, CommitJobs, DeclaredEmpty, DropLeft, PolicyName
+from replicator.core.option import arg, opt, python_only
 from replicator.core.runtime import JOBS, Stop
 from replicator.errors import UsageError
 from replicator.policies import plan as plans

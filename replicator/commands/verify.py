@@ -11,7 +11,6 @@ from cmroot.root import open_existing
 from replicator.commands.base import Braked, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting, is_pattern, only_one, principals_of, selected
 from replicator.commands.options import (
-    Bytes,
     CommitJobs,
     DatabaseNames,
     DryRun,
@@ -21,7 +20,6 @@ from replicator.commands.options import (
     GrantsOption,
     LocationMap,
     OptionalPolicy,
-    Positive,
     PrincipalNames,
     Scratch,
     SelectedDatabases,
@@ -31,8 +29,6 @@ from replicator.commands.options import (
     Target,
     TargetCatalog,
     TargetWarehouse,
-    opt,
-    python_only,
 )
 from replicator.compare import repair as repairs
 from replicator.compare.both_sides import Comparison, Level
@@ -41,6 +37,7 @@ from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sampl
 from replicator.compare.verify import Verified, refuse_itself
 from replicator.compare.verify import verify as compare
 from replicator.core.not_replicated import SUPPORTED
+from replicator.core.option import Bytes, Positive, opt, python_only
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
 from replicator.metastore.client import MetastoreReader

@@ -31,8 +31,8 @@ from cmroot.store.local import LocalStore
 from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.spelling import naming, normal, split_authority, upwards
 from cmroot.text import shown
-from replicator.core.moments import absolute_moment
 from replicator.core.not_replicated import Rows
+from replicator.core.option import absolute_moment
 from replicator.errors import UsageError
 
 INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"

@@ -1,10 +1,12 @@
-"""Runtime: the engines on which a command runs, its progress reporting, and its clock."""
+"""Runtime: the engines on which a command runs, its progress reporting, its clock, and its end by a signal."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
+import select
 import signal
 import threading
 import time
@@ -14,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from replicator.core.text import count_text, duration_text, printable, size_text
 from replicator.errors import ConfigError, UsageError
@@ -304,3 +307,66 @@ def follow(
 def spread(interval: timedelta, dice: Dice = random.uniform) -> float:
     """Returns the seconds of an interval with random jitter."""
     return interval.total_seconds() * dice(1 - JITTER, 1 + JITTER)
+
+
+# ---- signals: as exceptions, so that every `finally` runs: leases end, half-written files go -------------------------
+
+
+def raise_on_sigterm() -> None:
+    """From here on SIGTERM raises Terminated in the main thread, once: `timeout` and service managers send it twice,
+    and the second one must not interrupt the cleaning up. SIGKILL stays for what hangs."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+class Stopping:
+    """For the length of a block SIGINT and SIGTERM are a wish: what is running may come to its end, for so long; then,
+    or at a second signal, Terminated is raised in it. `code`: the exit code that the first signal means, else 0."""
+
+    def __init__(self, grace: timedelta) -> None:
+        self._grace = grace.total_seconds()
+        self._before: dict[int, object] = {}
+        self.code = 0
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = os.pipe()  # no Event: setting one in a handler may meet its own lock
+        for number, handler in (
+            (signal.SIGINT, self._setting),
+            (signal.SIGTERM, self._setting),
+            (signal.SIGALRM, self._insist),
+        ):
+            self._before[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def is_set(self) -> bool:
+        return bool(self.code)
+
+    def wait(self, timeout: float) -> bool:
+        """Waits so many seconds, or until a signal; whether one came."""
+        select.select([self._reader], [], [], max(0.0, timeout))
+        return self.is_set()
+
+    def _setting(self, number: int, frame: FrameType | None) -> None:
+        if self.code:
+            self._insist(number, frame)
+        self.code = 128 + number
+        os.write(self._writer, b"x")
+        signal.setitimer(signal.ITIMER_REAL, self._grace)
+
+    def _insist(self, number: int, frame: FrameType | None) -> None:
+        for each in self._before:
+            signal.signal(each, signal.SIG_IGN)  # cleaning up is not interrupted; SIGKILL stays for what hangs
+        raise Terminated

@@ -23,7 +23,7 @@ from cmroot.store.place import folded, is_local, join, located, normal, scheme, 
 from replicator.core.model import Function, Partition, Storage, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema
 from replicator.core.roles import Role, RoleMark
-from replicator.errors import FormatError, Refused, UsageError
+from replicator.errors import FormatError, Refused
 from replicator.replay.server_rules import LACKING
 
 
@@ -171,25 +171,6 @@ def uri(place: str) -> str:
 def respelled(text: str, place: str) -> str:
     """Returns a path in the metastore's form; the original text if it is the same path."""
     return text if normal(text) == normal(place) else uri(place)
-
-
-def parse_renames(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Parses `A=B` pairs of --rename-db: names of databases, which metastores store in lower case."""
-    return parse_pairs([text.lower() for text in texts], "--rename-db")
-
-
-def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """Parses `A=B` pairs of an option. Raises UsageError for anything else, and for two different B of one A."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        before, equals, after = text.partition("=")
-        if not (before and equals and after):
-            raise UsageError(
-                f"{option} {text!r} is not of the form A=B", hint="A is the name at the source, B that on the target"
-            )
-        if pairs.setdefault(before, after) != after:
-            raise UsageError(f"{option} is given twice for {before}: {pairs[before]} and {after}", hint="give it once")
-    return list(pairs.items())
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ import msgspec
 
 from cmroot.root import open_existing
 from replicator.commands.base import Options, verb
-from replicator.commands.options import ReplaceFile, arg, opt
+from replicator.commands.options import ReplaceFile
 from replicator.core.config import NAME, Config, read_config
 from replicator.core.not_replicated import Report
+from replicator.core.option import arg, opt
 from replicator.core.policy import Policy
 from replicator.errors import ConfigError
 from replicator.policies import lag as lags

@@ -23,9 +23,9 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from replicator.commands.base import Options, verb
-from replicator.commands.options import opt
 from replicator.core.config import Config
 from replicator.core.not_replicated import Report
+from replicator.core.option import opt
 from replicator.errors import Error, NotWritable
 from replicator.policies.memory import Compared
 from replicator.service import metric_families

@@ -17,9 +17,9 @@ from typing import Annotated
 import uvicorn
 
 from replicator.commands.base import Options, names, verb
-from replicator.commands.options import arg, opt, python_only
 from replicator.core.config import NAME, Config, read_config
 from replicator.core.not_replicated import Report
+from replicator.core.option import arg, opt, python_only
 from replicator.core.runtime import Stop
 from replicator.errors import UsageError
 from replicator.service.admission import Admission, gated, uvicorn_limits

@@ -15,7 +15,7 @@ import replicator
 from replicator.cli import table
 from replicator.commands.base import CATALOGS, Options, pairs, renames
 from replicator.commands.guard import AuditLsOptions
-from replicator.commands.options import Moment, Time, declared_fields
+from replicator.core.option import Moment, Time, declared_fields
 from replicator.errors import UsageError
 
 DOOR_ONLY = {"as_json", "json_lines", "nagios", "allow_gaps"}

@@ -14,7 +14,7 @@ from replicator.captures.dumps.selection import resolve_since, resolve_until
 from replicator.captures.dumps.shown import Narrowing, open_shown
 from replicator.commands.show import show
 from replicator.core.model import Column, Database, Partition, Storage, Table
-from replicator.core.moments import absolute_moment, parse_time
+from replicator.core.option import absolute_moment, parse_time
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.metastore.events.record import (
     AddPartitions,

@@ -18,8 +18,8 @@ from cmroot.log.captured import Capture, Segment
 from cmroot.store.place import as_written
 from replicator.captures.dumps.layout import FINISHED, Point, Scope, open_parts
 from replicator.captures.manifest import read_records
-from replicator.core.moments import LogMoment, parse_moment
 from replicator.core.named_files import NAMED
+from replicator.core.option import LogMoment, parse_moment
 from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
 from replicator.metastore.events import record as kinds

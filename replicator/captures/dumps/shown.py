@@ -15,8 +15,8 @@ from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written, name_of
 from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader, Keys
 from replicator.captures.manifest import read_records
-from replicator.core.moments import LogMoment
 from replicator.core.not_replicated import Report, table_of
+from replicator.core.option import LogMoment
 from replicator.errors import FormatError
 from replicator.metastore.events.record import ChangeRecord
 from replicator.metastore.events.scope import captured_databases

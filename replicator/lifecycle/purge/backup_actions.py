@@ -23,8 +23,8 @@ from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal
 from replicator.core.audit import Removal, begin_audit
-from replicator.core.moments import parse_time
 from replicator.core.not_replicated import Report
+from replicator.core.option import parse_time
 from replicator.core.roles import follows, mark_of
 from replicator.errors import FilesMissing, ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import (

@@ -18,8 +18,8 @@ from cmroot.pins import seconds
 from cmroot.root import guard_names
 from cmroot.store.place import Place, is_local, normal, resolved, split_authority, touches
 from replicator.core.audit import Refusal, Removal
-from replicator.core.moments import parse_time
 from replicator.core.not_replicated import Report, Rows
+from replicator.core.option import parse_time
 from replicator.errors import ObjectNotFound, Refused, UsageError
 
 # ---- legal -----------------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from cmroot.store.place import is_local, join
 from replicator.captures.dumps.layout import Point
 from replicator.captures.dumps.selection import end_of_dump, resolve_until
 from replicator.core.engine import AutoEngine
-from replicator.core.moments import parse_moment
 from replicator.core.not_replicated import Report, Rows
+from replicator.core.option import parse_moment
 from replicator.core.text import time_text
 from replicator.errors import UsageError
 from replicator.metastore.events.scope import captured_databases

@@ -18,9 +18,9 @@ from fastapi import Query
 from cmroot.root import FORMAT
 from cmroot.store.place import as_written
 from replicator.commands.base import Options
-from replicator.commands.options import Between, declared_fields
 from replicator.core.config import Config, nearest
 from replicator.core.not_replicated import Report
+from replicator.core.option import Between, declared_fields
 from replicator.core.policy import Policy
 from replicator.core.service_config import option_of
 from replicator.core.text import parse_duration

@@ -15,7 +15,7 @@ from cmroot.store.place import as_written
 from replicator.commands.cm import cm_slots
 from replicator.commands.status import history
 from replicator.core.connections import MetastoreConfig
-from replicator.core.moments import parse_time
+from replicator.core.option import parse_time
 from replicator.core.policy import Policy, matching_databases
 from replicator.core.service_config import option_of
 from replicator.errors import Error, UsageError
