@@ -28,7 +28,7 @@ from cmroot.root import ChangeRoot, create_or_open, looked_at, open_existing
 from cmroot.store.drivers import VARIABLE, as_text, use
 from cmroot.store.local import FLOW
 from replicator.captures.dumps.layout import Keys, read_keys
-from replicator.core.config import Config, read_config
+from replicator.core.config import BRAKE, Brake, Config, brake_of, read_config
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.option import Bandwidth, Bytes, Share, Where, check, declared_fields, opt, python_only, settled
 from replicator.core.runtime import JOBS, Progress, Runtime, Silent
@@ -38,7 +38,6 @@ from replicator.metastore.connection import limit_metastores
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.metastore.traffic import Limit
-from replicator.replay.apply.weighing import BRAKE, Brake, brake_of
 
 P = ParamSpec("P")
 O = TypeVar("O", bound="Options")  # noqa: E741

@@ -12,6 +12,7 @@ from cmroot.store.place import as_written
 from replicator.commands.base import Braked, Options, verb
 from replicator.commands.of_policy import opened
 from replicator.commands.options import Adoption, CommitJobs, DeclaredEmpty, DropLeft, PolicyName
+from replicator.core.config import brake_of
 from replicator.core.option import arg, opt, python_only
 from replicator.core.runtime import JOBS, Stop
 from replicator.errors import UsageError
@@ -21,7 +22,6 @@ from replicator.policies.follow import Listeners, RunsFollowed, follow_policy
 from replicator.policies.lineage import Lineage
 from replicator.policies.run import SyncRun, sync_once
 from replicator.policies.sync_plan import SyncPlan, encode_plan, read_plan
-from replicator.replay.apply.weighing import brake_of
 
 
 def _nobody(*about: object) -> None:

@@ -27,6 +27,7 @@ from replicator.captures.manifest import read_records
 from replicator.compare.both_sides import Comparison
 from replicator.compare.differences import Difference
 from replicator.compare.verify import Verified, verify
+from replicator.core.config import Brake
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     INCOMPLETE,
@@ -46,7 +47,6 @@ from replicator.metastore.events.scope import Patterns
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings, describe, price
 from replicator.replay.apply.planning import planned as planned_load
-from replicator.replay.apply.weighing import Brake
 from replicator.replay.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.replay.target import ByDifference
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from replicator.core.service_config import (
     check_service,
 )
 from replicator.core.source_config import IngestionConfig, check_ingestion, check_zone
+from replicator.core.text import parse_size
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
@@ -69,6 +71,39 @@ class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: int | str | None = None
     min_depth: int | None = None
     protected: tuple[str, ...] = ()
+
+
+MAX_SHARE = 0.5
+"""Share of the replica's bytes in the dump's scope."""
+
+MAX_BYTES = 1 << 40
+
+
+@dataclass(frozen=True)
+class Brake:
+    """The removal limit of one load: max_share, of the replica's bytes, 0 to 1; max_bytes; None: no limit of this
+    kind."""
+
+    max_share: float | None = MAX_SHARE
+    max_bytes: int | None = MAX_BYTES
+
+
+BRAKE = Brake()
+"""The default."""
+
+
+def brake_of(guard: GuardConfig, max_share: float | None = None, max_bytes: int | None = None) -> Brake:
+    """Returns the requested limit, else that of `[guard]`, else the default. Raises ConfigError for an invalid size."""
+    if max_bytes is None and guard.max_bytes is not None:
+        try:
+            max_bytes = parse_size(str(guard.max_bytes))
+        except ValueError as error:
+            raise ConfigError(f"guard.max_bytes: {error}", hint="write a size such as 10TiB") from error
+    if max_share is None:
+        max_share = guard.max_share
+    return Brake(
+        BRAKE.max_share if max_share is None else max_share, BRAKE.max_bytes if max_bytes is None else max_bytes
+    )
 
 
 class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

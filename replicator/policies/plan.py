@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from replicator.captures.dumps.layout import DumpReader
+from replicator.core.config import Brake
 from replicator.core.not_replicated import merged
 from replicator.core.policy import Policy
 from replicator.errors import BootstrapNeeded, FormatError, Refused
@@ -37,7 +38,7 @@ from replicator.policies.run import (
 from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import Cost, PlannedLoad, SyncPlan
 from replicator.replay.apply.planning import CHANGES, Price, describe, planned, price
-from replicator.replay.apply.weighing import DROPPED, Brake, excess
+from replicator.replay.apply.weighing import DROPPED, excess
 
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
 

@@ -25,6 +25,7 @@ from replicator.captures.manifest import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.unlistable import of_server, sight_at
 from replicator.compare.repair import REPAIR
+from replicator.core.config import Brake
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     NAMES_SOURCE,
@@ -43,10 +44,9 @@ from replicator.policies.direction import Direction, Pair
 from replicator.policies.memory import RememberedScope
 from replicator.policies.roles import epochs_to_dump, establish
 from replicator.policies.sync_plan import DumpBatch, PolicyDumps, RunWork, decide, new_dump_id
-from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings
-from replicator.replay.apply.weighing import Brake
+from replicator.replay.apply.staging import CLAIM
 from replicator.replay.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
 from replicator.replay.retired import RetiredSwept, Stays, has_retired, sweep_retired
 from replicator.replay.server_rules import NO_VIEW, STANDING

@@ -279,6 +279,14 @@ class TablePlan:
         """True if nothing of the target's table remains: all its files are in the range."""
         return self.lineage.complete and not self.prune
 
+    @property
+    def new_place(self) -> str | None:
+        """The new location of the table's own data; None if it has none, or if it is unchanged."""
+        if self.table is None or self.table.is_view or self.shared or not self.table.location:
+            return None
+        there = self.there.location if self.there is not None else None
+        return None if there is not None and relative(there, self.table.location) == "" else self.table.location
+
     def place_of_partition(self, name: str, there: str | None) -> str | None:
         """Returns the location for a partition of the target, by its name at the end; None if the source's layout
         determines it. there: its present location, if it exists."""

@@ -43,9 +43,9 @@ from replicator.replay.neighbours import Holder, Leaving, Name, Neighbours, clea
 from replicator.replay.placement import PUBLISHED
 from replicator.replay.replica import LOADING
 
-_NOTES = "superseded"
+NOTES = "superseded"
 _CLOSED = "closed"
-_LEFT = "-left"
+LEFT = "-left"
 _FORMAT, _VERSION = "replicator-superseded", 1
 
 
@@ -72,22 +72,22 @@ def note_retired(root: str, load: str, directories: Sequence[Retired]) -> None:
     """Notes directories, durably, before the metadata that names other directories changes. May run twice."""
     if directories:
         note = _Note(_FORMAT, _VERSION, tuple(directories))
-        place = Place(root) / _NOTES / load / f"{uuid.uuid4().hex}.json"
+        place = Place(root) / NOTES / load / f"{uuid.uuid4().hex}.json"
         place.write_bytes(msgspec.json.encode(note) + b"\n")
 
 
 def note_left(root: str, load: str, directories: Sequence[Retired]) -> None:
     """Like `note_retired`, for files that are removed before the load ends: see `take_left`."""
-    note_retired(root, f"{load}{_LEFT}", directories)
+    note_retired(root, f"{load}{LEFT}", directories)
 
 
 def take_left(root: str, take: Callable[[Sequence[Retired]], None]) -> None:
     """Passes abandoned directories to `take`, also those of killed loads, and removes their notes. Under the lease of
     the target's root, once all their tables are located elsewhere. May run twice. Raises FormatError for a damaged
     note."""
-    for load in (Place(root) / _NOTES).list():
-        if load.endswith(_LEFT):
-            place = Place(root) / _NOTES / load
+    for load in (Place(root) / NOTES).list():
+        if load.endswith(LEFT):
+            place = Place(root) / NOTES / load
             for name in place.list():
                 if name != _CLOSED:
                     take(_read(str(place / name), root))
@@ -97,18 +97,14 @@ def take_left(root: str, take: Callable[[Sequence[Retired]], None]) -> None:
 
 def close_retired(root: str, load: str, *, now: float) -> None:
     """Starts the delay, after a load's last switch. May run twice; the first time counts."""
-    place = Place(root) / _NOTES / load
+    place = Place(root) / NOTES / load
     if place.list() and not (place / _CLOSED).exists():
         (place / _CLOSED).write_bytes(f"{now:.3f}\n".encode())
 
 
-def has_left(root: str) -> bool:
-    return any(load.endswith(_LEFT) for load in (Place(root) / _NOTES).list())
-
-
 def has_retired(root: str) -> bool:
     """Returns True if there are notes of any load."""
-    return bool((Place(root) / _NOTES).list())
+    return bool((Place(root) / NOTES).list())
 
 
 @dataclass
@@ -135,11 +131,11 @@ def sweep_retired(
     for a damaged note."""
     swept = RetiredSwept()
     due = []
-    loads = (Place(root) / _NOTES).list()
+    loads = (Place(root) / NOTES).list()
     loading = _loading(target) if loads else set()
     for load in loads:
-        place = join(root, _NOTES, load)
-        if load in loading or load.endswith(_LEFT):  # the next load removes that
+        place = join(root, NOTES, load)
+        if load in loading or load.endswith(LEFT):  # the next load removes that
             continue
         if not (Place(place) / _CLOSED).exists():  # abandoned, or killed right before closing
             close_retired(root, load, now=now())
@@ -240,13 +236,13 @@ REPORTED = 10  # directories that a warning names
 class Stays:
     """Remaining directories by table of the target: the first one with its reason, and the count. Thread-safe."""
 
-    _found: dict[Name, tuple[str, str, int]] = field(default_factory=dict)
+    found: dict[Name, tuple[str, str, int]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def add(self, table: Name, place: str, why: str) -> None:
         with self._lock:
-            first, reason, count = self._found.get(table, (place, why, 0))
-            self._found[table] = first, reason, count + 1
+            first, reason, count = self.found.get(table, (place, why, 0))
+            self.found[table] = first, reason, count + 1
 
     def add_held(self, held: Sequence[tuple[str, Holder]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
         """Adds held directories. whose: their former tables. Returns warnings for those that another replica of the
@@ -263,7 +259,7 @@ class Stays:
         """Returns the entries of all tables. databases: source name -> target name."""
         sources = {target: source for source, target in databases.items()}
         named = []
-        for (db, table), (place, why, count) in self._found.items():
+        for (db, table), (place, why, count) in self.found.items():
             more = f" and {count - 1:,} more directories" if count > 1 else ""
             text = f"files in {place}{more}, no longer at the source, remain on the target: {why}"
             named.append(NotReplicated(f"{db}.{table}", text))

@@ -21,8 +21,8 @@ from replicator.core.not_replicated import PROPERTY, NotReplicated, from_propert
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events.scope import Patterns
-from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.origins import KeyedExecutor
+from replicator.replay.apply.staging import CLAIM
 from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
 from replicator.replay.placement import NamedPath, named_paths, noted_like, with_seen
@@ -361,7 +361,8 @@ class Commit:
             if parameters != there.parameters:
                 self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
         (Place(self._work.root) / "loads" / self._work.plan.metadata.id).remove_own_tree()
-        close_retired(self._work.root, self._work.plan.metadata.id, now=clocks.time())
+        if self._work.plan.snapshot:
+            close_retired(self._work.root, self._work.plan.metadata.id, now=clocks.time())
 
     def _said_of_others(self, name: str, parameters: dict[str, str]) -> list[NotReplicated]:
         """Returns the not-replicated entries of a database about tables that are not in the dump."""

@@ -74,7 +74,7 @@ def refuse_occupied(plan: Plan, target: MetastoreReader) -> None:
     """Raises Refused for a new table at, above or below the location of a table that this source's replication did not
     create. Reads all tables of the target if such a table is possible: never for a location in the database's own
     directory at which nothing exists yet."""
-    new = [(step, place) for step in plan.tables if (place := _new_place(step))]
+    new = [(step, place) for step in plan.tables if (place := step.new_place)]
     if plan.exact or not new:
         return
     homes = [str(place) for place in plan.placement.target_locations.values()]
@@ -92,15 +92,6 @@ def refuse_occupied(plan: Plan, target: MetastoreReader) -> None:
                     hint="map the location with --map-location, give another --external-base or --warehouse, or move "
                     "the object that is stored there",
                 )
-
-
-def _new_place(step: TablePlan) -> str | None:
-    """Returns the new location of a table; None if it is unchanged."""
-    if step.table is None or step.table.is_view or step.shared or not step.table.location:
-        return None
-    there = step.there.location if step.there is not None else None
-    same = there is not None and relative(there, step.table.location) == ""
-    return None if same else step.table.location
 
 
 def _made_with_it(plan: Plan, target: MetastoreReader, other: Occupant) -> bool:

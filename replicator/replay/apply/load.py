@@ -32,12 +32,11 @@ from replicator.core.text import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.events.scope import bind_catalog
-from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.planning import LoadSettings, compare, plan_load, roots_of
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
-from replicator.replay.apply.staging import sweep_staging
+from replicator.replay.apply.staging import Claims, sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
 from replicator.replay.apply.transfer import Cloning, copy_files, look_again, missing_files, probe_files
 from replicator.replay.apply.weighing import stop_excess
@@ -105,7 +104,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
         outcome.warnings += unswept
         claims = Claims.of(root, lease.holder, reader.metadata.id, take_over=options.take_over)
         work = Work(plan, target, root, runtime, lease.check, claims)
-        replay = Replay(plan, reader, work.target, roots, runtime, work.neighbours)
+        replay = Replay(plan, reader, work.target, roots, runtime, work)
         preparation, commit, constraints = Preparation(work), Commit(work), ConstraintCommit(work)
         if plan.skipped:
             outcome.status = "already loaded"
@@ -115,7 +114,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             compare(replay)
             if not options.allow_missing:
                 probe_files(replay)
-            if options.brake is not None and not options.exact:
+            if options.brake is not None and not options.exact and _may_remove(plan):
                 stop_excess(replay, options.brake)
             constraints.remember()
             preparation.prepare()
@@ -133,7 +132,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
             _commit(replay, commit, constraints, GrantCommit(work), outcome)
-            stays = plan.stays.not_replicated(plan.placement.databases)
+            stays = plan.stays.not_replicated(plan.placement.databases) if plan.stays.found else []
             outcome.not_replicated = merged(stays, plan.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
             outcome.objects_changed = work.changed.objects + pruned.partitions
@@ -161,6 +160,13 @@ def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
         not_replicated=lacking,
         status=INCOMPLETE if lacking else "loaded",
     )
+
+
+def _may_remove(plan: Plan) -> bool:
+    """Returns True unless the load only adds: then it need not be weighed."""
+    made = {step.name for step in plan.tables}
+    replaced = plan.metadata.kind == layout.BOOTSTRAP and any((table.db, table.name) in made for table in plan.drops)
+    return bool(plan.metadata.removed or replaced or any(step.prune and step.exists for step in plan.tables))
 
 
 def _commit(

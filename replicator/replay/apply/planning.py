@@ -15,6 +15,7 @@ import pyarrow as pa
 from cmroot.store.place import as_written, join, normal, tidied
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DumpReader, Keys
+from replicator.core.config import Brake
 from replicator.core.model import Database
 from replicator.core.not_replicated import NotReplicated, Report
 from replicator.core.policy import Principals
@@ -26,10 +27,9 @@ from replicator.replay.apply.copy_task import COMPARE, CopyReport
 from replicator.replay.apply.existing_objects import differing_objects, refuse_occupied
 from replicator.replay.apply.origins import Roots
 from replicator.replay.apply.transfer import run_files
-from replicator.replay.apply.weighing import Brake, Gone, Weight, excess, shown, weigh
+from replicator.replay.apply.weighing import Gone, Weight, excess, shown, weigh
 from replicator.replay.apply.work import Replay
 from replicator.replay.deciding import can_become, lack_constraints, lack_grants, lack_statistics, looked_at, make_plan
-from replicator.replay.neighbours import Neighbours
 from replicator.replay.placement import Placement
 from replicator.replay.plan import (
     FileRules,
@@ -201,7 +201,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         parts = looked_at(squashed, placement)
         there = {name: read_part(target, each, parts[name]) for name, each in there.items()}
         same = {each.now for each in squashed.lineages if each.now == each.before and len(each.names) == 1}
-        tables = (table for table in reader.tables() if (table.db, table.name) in same)
+        tables = [table for table in reader.tables() if (table.db, table.name) in same]
         placement = stay(placement, tables, there, sharing.of, back=False)  # tables that were adopted in place
     placement = of_published_tables(placement, squashed)
     plan = Plan(
@@ -230,17 +230,17 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         plan.snapshot = plan.metadata.id
         if plan.by_difference is None:
             isolate(plan, touched_objects(_entries(reader), plan.file_rules()))
-    if after is not None:
-        refuse_occupied(plan, target)
-    else:
+    if after is None:
         plan.skipped = f"the target is already at position {reader.metadata.end.position}"
+    elif any(step.new_place for step in plan.tables):
+        refuse_occupied(plan, target)
     return plan
 
 
 def planned(reader: DumpReader, target: Metastore, options: LoadSettings, runtime: Runtime) -> Replay:
     """Returns a plan for inspection, without loading; see `plan_load`."""
     plan, roots = plan_load(reader, target, options), roots_of(reader, target, options)
-    return Replay(plan, reader, target, roots, runtime, Neighbours(target))
+    return Replay(plan, reader, target, roots, runtime)
 
 
 def compare(replay: Replay) -> None:

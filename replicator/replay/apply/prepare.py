@@ -100,7 +100,8 @@ class Preparation:
         loading |= claims.own.parameters() if claims else {}
         placement = self._work.plan.placement
         apart = {placement.database(name): {EXTERNAL_DATA: APART} for name in placement.apart}
-        create_databases(self._work, loading, apart)
+        if self._work.plan.create_databases:
+            create_databases(self._work, loading, apart)
         for name in self._work.plan.checkpoint:
             there = self._work.target.database(name)
             if claims:

@@ -359,7 +359,8 @@ def clear_orphans(replay: Replay) -> int:
         free.clearings += answer.clearings
         free.held += answer.held
     whose = {place: (db, table) for place, theirs in owners.items() for db, table, _ in theirs}
-    plan.warnings += plan.stays.add_held(free.held, whose, plan.mark.source)
+    if free.held:
+        plan.warnings += plan.stays.add_held(free.held, whose, plan.mark.source)
     tasks = (OrphanTask(parts, rules, each, roots) for each in batched(free.clearings, PLACES))
     return sum(found.removed for found in fenced(engine, roots.target, run_orphan_task, tasks))
 

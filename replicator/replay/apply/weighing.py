@@ -12,11 +12,10 @@ from itertools import islice
 
 from cmroot.store.place import located, normal
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.core.config import GuardConfig
+from replicator.core.config import Brake
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, partition_name
-from replicator.core.text import parse_size
-from replicator.errors import ConfigError, Refused
+from replicator.errors import Refused
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.copy_task import entries, fold_entries
 from replicator.replay.apply.prepare import clears, goings
@@ -284,56 +283,19 @@ def shown(weight: Weight) -> Iterator[str]:
 
 
 # ---- brake -----------------------------------------------------------------------------------------------------------
-# The removal limit: a load that would make a replica much smaller stops before it changes anything.
+# A load that would make a replica much smaller than `Brake` allows stops before it changes anything.
 #
 # The measure is by how much each table becomes smaller: the bytes of removed files, less those of added ones. Tables
 # and partitions that were dropped at the source do not count, nor those that an operator has declared empty.
 
 
-MAX_SHARE = 0.5
-"""Share of the replica's bytes in the dump's scope."""
-
-MAX_BYTES = 1 << 40
 _NAMED = 5
 
 
-@dataclass(frozen=True)
-class Brake:
-    """The removal limit of one load: max_share, of the replica's bytes, 0 to 1; max_bytes; None: no limit of this
-    kind."""
-
-    max_share: float | None = MAX_SHARE
-    max_bytes: int | None = MAX_BYTES
-
-
-BRAKE = Brake()
-"""The default."""
-
-
-def brake_of(guard: GuardConfig, max_share: float | None = None, max_bytes: int | None = None) -> Brake:
-    """Returns the requested limit, else that of `[guard]`, else the default. Raises ConfigError for an invalid size."""
-    if max_bytes is None and guard.max_bytes is not None:
-        try:
-            max_bytes = parse_size(str(guard.max_bytes))
-        except ValueError as error:
-            raise ConfigError(f"guard.max_bytes: {error}", hint="write a size such as 10TiB") from error
-    if max_share is None:
-        max_share = guard.max_share
-    return Brake(
-        BRAKE.max_share if max_share is None else max_share, BRAKE.max_bytes if max_bytes is None else max_bytes
-    )
-
-
 def stop_excess(replay: Replay, brake: Brake) -> None:
-    """Raises Refused if a load would exceed the removal limit. Costs next to nothing for a load that only adds."""
-    if _may_remove(replay.plan) and (refusal := excess(replay.plan, weigh(replay, dropped=False), brake)):
+    """Raises Refused if a load would exceed the removal limit."""
+    if refusal := excess(replay.plan, weigh(replay, dropped=False), brake):
         raise refusal
-
-
-def _may_remove(plan: Plan) -> bool:
-    made = {step.name for step in plan.tables}
-    replaced = plan.metadata.kind == BOOTSTRAP and any((table.db, table.name) in made for table in plan.drops)
-    return bool(plan.metadata.removed or replaced or any(step.prune and step.exists for step in plan.tables))
 
 
 def excess(plan: Plan, weight: Weight, brake: Brake) -> Refused | None:

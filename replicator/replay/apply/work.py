@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from threading import Lock
 from typing import TypeVar
@@ -27,16 +28,15 @@ from replicator.core.text import count_text
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader, checked
 from replicator.metastore.concurrency import paced
-from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.copying import remove_file
 from replicator.replay.apply.origins import KeyedExecutor, Outcomes, Roots
-from replicator.replay.apply.staging import OPEN, Fence, fenced, remove_above, sweep_empty
+from replicator.replay.apply.staging import OPEN, Claims, Fence, fenced, remove_above, sweep_empty
 from replicator.replay.apply.staging import is_published as is_stamped_by_load
 from replicator.replay.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear
 from replicator.replay.placement import BY_NAME, is_published, lies_by_name, not_noted, noted, relative
 from replicator.replay.plan import Plan, TablePlan
 from replicator.replay.replica import has_own_data, has_sources_data
-from replicator.replay.retired import Retired, has_left, note_left, note_retired, take_left
+from replicator.replay.retired import LEFT, NOTES, Retired, note_left, note_retired, take_left
 from replicator.replay.server_rules import in_waves
 from replicator.replay.target import NEW
 
@@ -116,20 +116,25 @@ def run_left_task(task: LeftTask, fence: Fence = OPEN) -> Left:
 
 @dataclass(frozen=True)
 class Replay:
-    """A dump's plan with everything that copying, pruning and weighing use. `neighbours`: the occupants of locations,
-    read once for all steps."""
+    """A dump's plan with everything that copying, pruning and weighing use. `work`: that of a load; without it,
+    nothing is changed."""
 
     plan: Plan
     reader: DumpReader
     target: Metastore
     roots: Roots
     runtime: Runtime
-    neighbours: Neighbours
+    work: Work | None = None
 
-    @property
+    @cached_property
     def parts(self) -> list[str]:
         """The paths of the dump's file entries."""
         return [place for place, _ in self.reader.buckets()]
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """The occupants of locations, read once for all steps."""
+        return self.work.neighbours if self.work else Neighbours(self.target)
 
 
 class Work:
@@ -148,9 +153,17 @@ class Work:
         change of the target and each batch of removals. `claims`: those of a load."""
         self.plan, self.root, self.runtime, self.check = plan, root, runtime, check
         self.target, self._at_once = paced(checked(target, check), runtime.jobs)
-        self.changed, self.neighbours, self.outcomes = Changed(), Neighbours(target), Outcomes()
+        self.changed, self.outcomes = Changed(), Outcomes()
+        self._neighbours: Neighbours | None = None
         self._lock, self._roles, self._elsewhere = Lock(), dict[str, RoleMark](), set[tuple[str, str]]()
         self.claims = claims
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """The occupants of locations. A load that removes nothing needs none."""
+        if self._neighbours is None:
+            self._neighbours = Neighbours(self.target)
+        return self._neighbours
 
     def side_by_side(self, tables: int) -> KeyedExecutor:
         """Returns an executor for steps of so many tables: while calls wait for the server, the next are prepared."""
@@ -226,6 +239,8 @@ class Work:
     def note_by_name(self) -> None:
         """Notes large tables of which all partitions were read, so that the next load need not read them. Omits those
         that this load changes."""
+        if self._neighbours is None:
+            return
         databases, changed = set(self.plan.placement.databases.values()), {step.name for step in self.plan.tables}
         for name in sorted(self.neighbours.by_name - changed):
             if name[0] in databases and not self.plan.exact:
@@ -330,9 +345,9 @@ class Work:
 
     def recycle_left(self) -> None:
         """Removes noted files, after all tables and partitions have their final locations; before the checkpoint."""
-        if not has_left(self.root):
+        if not any(load.endswith(LEFT) for load in (Place(self.root) / NOTES).list()):
             return
-        self.neighbours = Neighbours(self.target)
+        self._neighbours = None  # tables have other locations now
         take_left(self.root, self._take_left)
 
     def _take_left(self, left: Sequence[Retired]) -> None:
