@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 from cmroot.errors import NotWritable
 from cmroot.expire.plans import BATCH, RemovedEntries, Since, write_part
 from cmroot.expire.retention import Rules, decide, read_rows
-from cmroot.keep.change_manager import is_native
-from cmroot.keep.snapshots import SnapshotEntry, made_snapshots
+from cmroot.keep.hdfs_keepers import SnapshotEntry, is_native, made_snapshots
 from cmroot.keep.store_lock import removing
 from cmroot.keep.versions import drop_versions, keeps_versions, old_versions, why_versions_unseen
 from cmroot.lease import Lease

@@ -31,7 +31,7 @@ from cmroot.expire.plans import (
     write_part,
 )
 from cmroot.expire.retention import DECIDED, GOING, NEVER, TALLY, Rules, decide, needing, tally
-from cmroot.keep.snapshots import drop_snapshots, made_snapshots
+from cmroot.keep.hdfs_keepers import drop_snapshots, made_snapshots
 from cmroot.lease import acquire
 from cmroot.log.captured import Segment, segments
 from cmroot.log.references import KEY, Grouping, read_references, sources

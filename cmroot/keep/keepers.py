@@ -14,7 +14,6 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from cmroot.errors import KeepError, NotWritable, UnknownPlace
-from cmroot.keep.change_manager import ChangeManager, NativeKeeper, why_no_native
 from cmroot.keep.content import (
     Kept,
     content_name,
@@ -26,9 +25,9 @@ from cmroot.keep.content import (
     opened,
     read_steadily,
 )
+from cmroot.keep.hdfs_keepers import ChangeManager, NativeKeeper, SnapshotKeeper, why_no_native
 from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
 from cmroot.keep.remote_files import keep_object, read_object
-from cmroot.keep.snapshots import SnapshotKeeper
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
 from cmroot.store.drivers import NO_PERMISSION
 from cmroot.store.hdfs import SCHEMES

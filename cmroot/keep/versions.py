@@ -16,10 +16,17 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 from cmroot.errors import KeepError, NotWritable
-from cmroot.keep.change_manager import is_native, native_size, open_native
 from cmroot.keep.content import Kept
+from cmroot.keep.hdfs_keepers import (
+    is_in_snapshot,
+    is_native,
+    native_size,
+    open_in_snapshot,
+    open_native,
+    snapshot_size,
+    snapshots_above,
+)
 from cmroot.keep.remote_files import keep_object
-from cmroot.keep.snapshots import is_in_snapshot, open_in_snapshot, snapshot_size, snapshots_above
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.drivers import (
     GCS,

@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 import pyarrow as pa
 
 from cmroot.errors import NotWritable, StorageUnreachable, UnknownPlace
-from cmroot.keep.change_manager import ChangeManager
 from cmroot.keep.content import Kept
+from cmroot.keep.hdfs_keepers import ChangeManager
 from cmroot.keep.keepers import CopyKeeper, Keeper, choose_keeper
 from cmroot.log.captured import FILES
 from cmroot.log.references import under_way

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from cmroot.errors import NotWritable
-from cmroot.keep.change_manager import is_native
+from cmroot.keep.hdfs_keepers import is_in_snapshot, is_native
 from cmroot.keep.keepers import Keeper, Kept
-from cmroot.keep.snapshots import is_in_snapshot
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
 from cmroot.store.listing import FileState, Listing, Listings, full_identity

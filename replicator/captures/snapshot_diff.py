@@ -13,7 +13,7 @@ from functools import cache
 
 import msgspec
 
-from cmroot.keep.snapshots import (
+from cmroot.keep.hdfs_keepers import (
     CAPTURES_OPEN,
     DIRECTORY,
     Difference,

@@ -16,11 +16,11 @@ from cmroot.errors import FormatError
 from cmroot.keep.content import locate
 from cmroot.keep.versions import open_version
 from cmroot.log.captured import Segment
+from cmroot.store.delta import names_outside
 from cmroot.store.place import Place, located
 from cmroot.text import unsafe
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.core.delta_log import names_outside
 from replicator.core.model import Value
 from replicator.core.not_replicated import DELTA, OF_SERVERS, OUTSIDE, UNLISTED, NotReplicated, reason_of
 from replicator.core.roles import is_shadow

@@ -15,13 +15,12 @@ import msgspec
 import xxhash
 
 from cmroot.store.checksum import checksum_at, checksum_stream
-from cmroot.store.delta import LOG
+from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs import in_zone
 from cmroot.store.hdfs_checksums import Crc, composite_crc
 from cmroot.store.listing import FileState, Listing, Listings, list_tree, may_name_places
 from cmroot.store.place import join, located, parent, scheme
 from replicator.compare.differences import Difference, Differences
-from replicator.core.delta_log import is_whole, named_files
 from replicator.core.model import Partition, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import FormatError

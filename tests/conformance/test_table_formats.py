@@ -18,9 +18,8 @@ from command_line import Answer, command
 from lab import Lab
 from plain_tables import PlainDatabase
 
-from cmroot.store.delta import last_version
+from cmroot.store.delta import last_version, named_files
 from cmroot.store.listing import list_tree
-from replicator.core.delta_log import named_files
 from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Statistics, Table
 from replicator.core.not_replicated import table_format, why_not_replicated
 from replicator.metastore.codecs import struct_to_tjson

@@ -13,9 +13,9 @@ from steps import at_every_step
 
 from cmroot.errors import NotWritable
 from cmroot.keep.content import locate
+from cmroot.keep.hdfs_keepers import create_snapshot, delete_snapshot
 from cmroot.keep.keepers import Recycled, recycle, recycle_tree, sweep_incoming
 from cmroot.keep.remote_files import DIRECTORY
-from cmroot.keep.snapshots import create_snapshot, delete_snapshot
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs_checksums import ask

@@ -15,10 +15,10 @@ from hdfs_path import HdfsPath
 from lab import Lab
 from plain_tables import PlainDatabase
 
-import cmroot.keep.snapshots as keeping
+import cmroot.keep.hdfs_keepers as keeping
 import replicator.captures.snapshot_diff as comparing
 from cmroot.keep.content import Query, Reference, find
-from cmroot.keep.snapshots import made_snapshots
+from cmroot.keep.hdfs_keepers import made_snapshots
 from cmroot.keep.versions import open_version, why_versions_unseen
 from cmroot.log.captured import segments
 from replicator.metastore.embedded.running import Running

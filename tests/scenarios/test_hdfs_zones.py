@@ -15,7 +15,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 
 from cmroot.errors import KeepError, NotWritable, StorageUnreachable
-from cmroot.keep.change_manager import NativeKeeper
+from cmroot.keep.hdfs_keepers import NativeKeeper
 from cmroot.keep.recycle import recycle_tree
 from cmroot.root import create_or_open
 from cmroot.store.hdfs import in_zone

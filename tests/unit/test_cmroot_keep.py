@@ -15,6 +15,7 @@ import pytest
 
 from cmroot.errors import ChecksumMismatch, FormatError, KeepError, Protected
 from cmroot.keep import content, remote_files
+from cmroot.keep.hdfs_keepers import SnapshotEntry, sweep_snapshots
 from cmroot.keep.keepers import (
     CopyKeeper,
     Keeper,
@@ -29,7 +30,6 @@ from cmroot.keep.keepers import (
     recycle_tree,
     sweep_incoming,
 )
-from cmroot.keep.snapshots import SnapshotEntry, sweep_snapshots
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file, checksum_stream
 from cmroot.store.listing import file_state

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import FormatError
-from cmroot.keep.change_manager import ChangeManager
+from cmroot.keep.hdfs_keepers import ChangeManager
 from cmroot.log.segment import LINE_BYTES
 from replicator.core.model import (
     CHECK,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cmroot.errors import Error, NotWritable
-from cmroot.keep.change_manager import ChangeManager
+from cmroot.keep.hdfs_keepers import ChangeManager
 from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state

@@ -3,7 +3,7 @@
 Spark reads a directory with a `_spark_metadata` only through that log, which names each file by its whole path. A copy
 of it would lead readers of the replica to the source's files. So a load translates the paths in such files as it does
 those in metadata, and names every other small file that contains a location of the source. Delta logs have a check of
-their own (`replicator.core.delta_log`). Hidden files (`.x`) are never copied.
+their own (`cmroot.store.delta`). Hidden files (`.x`) are never copied.
 """
 
 from __future__ import annotations
