@@ -33,9 +33,9 @@ from replicator.captures.manifest import (
     unannounced,
     walk_constraints,
 )
+from replicator.captures.object_listing import CaptureSnapshots, sweep_made
 from replicator.captures.recording import Captured, Intercepts, Recording
 from replicator.captures.scanning import BucketNotices, GrantScan, Scan
-from replicator.captures.snapshot_diff import CaptureSnapshots, sweep_made
 from replicator.captures.unlistable import (
     Key,
     Refusals,

@@ -25,9 +25,15 @@ from cmroot.store.place import is_local, join, located, normal, parent, split_au
 from replicator.captures.apply import followed
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
+from replicator.captures.object_listing import (
+    CaptureSnapshots,
+    Listed,
+    ListTask,
+    list_objects,
+    nothing_left,
+    uncaptured_files,
+)
 from replicator.captures.recording import Recording, not_known
-from replicator.captures.snapshot_diff import CaptureSnapshots
 from replicator.captures.unlistable import (
     Empty,
     Key,
