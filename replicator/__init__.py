@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from replicator.commands.asset import asset_show as asset_show
     from replicator.commands.base import engines as engines
     from replicator.commands.capture import CaptureOptions as CaptureOptions
+    from replicator.commands.capture import GatewayOptions as GatewayOptions
     from replicator.commands.capture import capture as capture
+    from replicator.commands.capture import gateway as gateway
     from replicator.commands.cm import CmCheckOptions as CmCheckOptions
     from replicator.commands.cm import CmCompactOptions as CmCompactOptions
     from replicator.commands.cm import CmExpireOptions as CmExpireOptions
@@ -54,30 +56,16 @@ if TYPE_CHECKING:
     from replicator.commands.cm import cm_slots_confirm as cm_slots_confirm
     from replicator.commands.cm import cm_slots_create as cm_slots_create
     from replicator.commands.cm import cm_slots_drop as cm_slots_drop
-    from replicator.commands.demo import DemoOptions as DemoOptions
-    from replicator.commands.demo import MetastoreStartOptions as MetastoreStartOptions
-    from replicator.commands.demo import MetastoreStatusOptions as MetastoreStatusOptions
-    from replicator.commands.demo import MetastoreStopOptions as MetastoreStopOptions
-    from replicator.commands.demo import demo as demo
-    from replicator.commands.demo import metastore_start as metastore_start
-    from replicator.commands.demo import metastore_status as metastore_status
-    from replicator.commands.demo import metastore_stop as metastore_stop
-    from replicator.commands.drill import DrillOptions as DrillOptions
-    from replicator.commands.drill import drill as drill
-    from replicator.commands.dump import DumpOptions as DumpOptions
-    from replicator.commands.dump import dump as dump
-    from replicator.commands.dumps import DumpsExpireOptions as DumpsExpireOptions
-    from replicator.commands.dumps import DumpsExportOptions as DumpsExportOptions
-    from replicator.commands.dumps import DumpsImportOptions as DumpsImportOptions
-    from replicator.commands.dumps import DumpsLsOptions as DumpsLsOptions
-    from replicator.commands.dumps import DumpsVerifyOptions as DumpsVerifyOptions
-    from replicator.commands.dumps import dumps_expire as dumps_expire
-    from replicator.commands.dumps import dumps_export as dumps_export
-    from replicator.commands.dumps import dumps_import as dumps_import
-    from replicator.commands.dumps import dumps_ls as dumps_ls
-    from replicator.commands.dumps import dumps_verify as dumps_verify
-    from replicator.commands.gateway import GatewayOptions as GatewayOptions
-    from replicator.commands.gateway import gateway as gateway
+    from replicator.commands.first_steps import DemoOptions as DemoOptions
+    from replicator.commands.first_steps import InitOptions as InitOptions
+    from replicator.commands.first_steps import MetastoreStartOptions as MetastoreStartOptions
+    from replicator.commands.first_steps import MetastoreStatusOptions as MetastoreStatusOptions
+    from replicator.commands.first_steps import MetastoreStopOptions as MetastoreStopOptions
+    from replicator.commands.first_steps import demo as demo
+    from replicator.commands.first_steps import init as init
+    from replicator.commands.first_steps import metastore_start as metastore_start
+    from replicator.commands.first_steps import metastore_status as metastore_status
+    from replicator.commands.first_steps import metastore_stop as metastore_stop
     from replicator.commands.guard import AuditLsOptions as AuditLsOptions
     from replicator.commands.guard import AuditUndoOptions as AuditUndoOptions
     from replicator.commands.guard import LegalHoldAddOptions as LegalHoldAddOptions
@@ -88,16 +76,6 @@ if TYPE_CHECKING:
     from replicator.commands.guard import legal_hold_add as legal_hold_add
     from replicator.commands.guard import legal_hold_ls as legal_hold_ls
     from replicator.commands.guard import legal_hold_release as legal_hold_release
-    from replicator.commands.housekeeping import HousekeepingCancelOptions as HousekeepingCancelOptions
-    from replicator.commands.housekeeping import HousekeepingLsOptions as HousekeepingLsOptions
-    from replicator.commands.housekeeping import HousekeepingRearmOptions as HousekeepingRearmOptions
-    from replicator.commands.housekeeping import HousekeepingRunOptions as HousekeepingRunOptions
-    from replicator.commands.housekeeping import HousekeepingVacuumOptions as HousekeepingVacuumOptions
-    from replicator.commands.housekeeping import housekeeping_cancel as housekeeping_cancel
-    from replicator.commands.housekeeping import housekeeping_ls as housekeeping_ls
-    from replicator.commands.housekeeping import housekeeping_rearm as housekeeping_rearm
-    from replicator.commands.housekeeping import housekeeping_run as housekeeping_run
-    from replicator.commands.housekeeping import housekeeping_vacuum as housekeeping_vacuum
     from replicator.commands.ingest import IngestCancelOptions as IngestCancelOptions
     from replicator.commands.ingest import IngestDropZoneOptions as IngestDropZoneOptions
     from replicator.commands.ingest import IngestLsOptions as IngestLsOptions
@@ -116,10 +94,36 @@ if TYPE_CHECKING:
     from replicator.commands.ingest import ingest_stats as ingest_stats
     from replicator.commands.ingest import ingest_take as ingest_take
     from replicator.commands.ingest import ingest_watch as ingest_watch
-    from replicator.commands.init import InitOptions as InitOptions
-    from replicator.commands.init import init as init
-    from replicator.commands.load import LoadOptions as LoadOptions
-    from replicator.commands.load import load as load
+    from replicator.commands.lifecycle import HousekeepingCancelOptions as HousekeepingCancelOptions
+    from replicator.commands.lifecycle import HousekeepingLsOptions as HousekeepingLsOptions
+    from replicator.commands.lifecycle import HousekeepingRearmOptions as HousekeepingRearmOptions
+    from replicator.commands.lifecycle import HousekeepingRunOptions as HousekeepingRunOptions
+    from replicator.commands.lifecycle import HousekeepingVacuumOptions as HousekeepingVacuumOptions
+    from replicator.commands.lifecycle import RetentionExplainOptions as RetentionExplainOptions
+    from replicator.commands.lifecycle import RetentionRunOptions as RetentionRunOptions
+    from replicator.commands.lifecycle import housekeeping_cancel as housekeeping_cancel
+    from replicator.commands.lifecycle import housekeeping_ls as housekeeping_ls
+    from replicator.commands.lifecycle import housekeeping_rearm as housekeeping_rearm
+    from replicator.commands.lifecycle import housekeeping_run as housekeeping_run
+    from replicator.commands.lifecycle import housekeeping_vacuum as housekeeping_vacuum
+    from replicator.commands.lifecycle import retention_explain as retention_explain
+    from replicator.commands.lifecycle import retention_run as retention_run
+    from replicator.commands.policies import ApplyOptions as ApplyOptions
+    from replicator.commands.policies import CheckOptions as CheckOptions
+    from replicator.commands.policies import HistoryOptions as HistoryOptions
+    from replicator.commands.policies import LagOptions as LagOptions
+    from replicator.commands.policies import PlanOptions as PlanOptions
+    from replicator.commands.policies import StatusOptions as StatusOptions
+    from replicator.commands.policies import SyncOptions as SyncOptions
+    from replicator.commands.policies import WaitOptions as WaitOptions
+    from replicator.commands.policies import apply as apply
+    from replicator.commands.policies import check as check
+    from replicator.commands.policies import history as history
+    from replicator.commands.policies import lag as lag
+    from replicator.commands.policies import plan as plan
+    from replicator.commands.policies import status as status
+    from replicator.commands.policies import sync as sync
+    from replicator.commands.policies import wait as wait
     from replicator.commands.purge import PurgeBackupsOptions as PurgeBackupsOptions
     from replicator.commands.purge import PurgeCertificateOptions as PurgeCertificateOptions
     from replicator.commands.purge import PurgeCertifyOptions as PurgeCertifyOptions
@@ -132,42 +136,38 @@ if TYPE_CHECKING:
     from replicator.commands.purge import purge_retain as purge_retain
     from replicator.commands.purge import purge_run as purge_run
     from replicator.commands.purge import purge_undo as purge_undo
-    from replicator.commands.restore import RestoreOptions as RestoreOptions
-    from replicator.commands.restore import restore as restore
-    from replicator.commands.retention import RetentionExplainOptions as RetentionExplainOptions
-    from replicator.commands.retention import RetentionRunOptions as RetentionRunOptions
-    from replicator.commands.retention import retention_explain as retention_explain
-    from replicator.commands.retention import retention_run as retention_run
+    from replicator.commands.replication import DumpOptions as DumpOptions
+    from replicator.commands.replication import LoadOptions as LoadOptions
+    from replicator.commands.replication import dump as dump
+    from replicator.commands.replication import load as load
+    from replicator.commands.role_change import DrillOptions as DrillOptions
     from replicator.commands.role_change import FailbackOptions as FailbackOptions
     from replicator.commands.role_change import FailoverOptions as FailoverOptions
     from replicator.commands.role_change import LossOptions as LossOptions
     from replicator.commands.role_change import RoleSetOptions as RoleSetOptions
     from replicator.commands.role_change import RoleShowOptions as RoleShowOptions
     from replicator.commands.role_change import SwitchoverOptions as SwitchoverOptions
+    from replicator.commands.role_change import drill as drill
     from replicator.commands.role_change import failback as failback
     from replicator.commands.role_change import failover as failover
     from replicator.commands.role_change import loss as loss
     from replicator.commands.role_change import role_set as role_set
     from replicator.commands.role_change import role_show as role_show
     from replicator.commands.role_change import switchover as switchover
-    from replicator.commands.show import ShowOptions as ShowOptions
-    from replicator.commands.show import show as show
-    from replicator.commands.status import CheckOptions as CheckOptions
-    from replicator.commands.status import HistoryOptions as HistoryOptions
-    from replicator.commands.status import LagOptions as LagOptions
-    from replicator.commands.status import StatusOptions as StatusOptions
-    from replicator.commands.status import WaitOptions as WaitOptions
-    from replicator.commands.status import check as check
-    from replicator.commands.status import history as history
-    from replicator.commands.status import lag as lag
-    from replicator.commands.status import status as status
-    from replicator.commands.status import wait as wait
-    from replicator.commands.sync import ApplyOptions as ApplyOptions
-    from replicator.commands.sync import PlanOptions as PlanOptions
-    from replicator.commands.sync import SyncOptions as SyncOptions
-    from replicator.commands.sync import apply as apply
-    from replicator.commands.sync import plan as plan
-    from replicator.commands.sync import sync as sync
+    from replicator.commands.stored_states import DumpsExpireOptions as DumpsExpireOptions
+    from replicator.commands.stored_states import DumpsExportOptions as DumpsExportOptions
+    from replicator.commands.stored_states import DumpsImportOptions as DumpsImportOptions
+    from replicator.commands.stored_states import DumpsLsOptions as DumpsLsOptions
+    from replicator.commands.stored_states import DumpsVerifyOptions as DumpsVerifyOptions
+    from replicator.commands.stored_states import RestoreOptions as RestoreOptions
+    from replicator.commands.stored_states import ShowOptions as ShowOptions
+    from replicator.commands.stored_states import dumps_expire as dumps_expire
+    from replicator.commands.stored_states import dumps_export as dumps_export
+    from replicator.commands.stored_states import dumps_import as dumps_import
+    from replicator.commands.stored_states import dumps_ls as dumps_ls
+    from replicator.commands.stored_states import dumps_verify as dumps_verify
+    from replicator.commands.stored_states import restore as restore
+    from replicator.commands.stored_states import show as show
     from replicator.commands.verify import RepairOptions as RepairOptions
     from replicator.commands.verify import VerifyOptions as VerifyOptions
     from replicator.commands.verify import repair as repair
@@ -188,155 +188,100 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _COMMANDS = {
-    "base": ("engines",),
+    "base": ("engines"),
     "guard": (
-        "audit_ls",
-        "AuditLsOptions",
-        "audit_undo",
-        "AuditUndoOptions",
-        "legal_hold_add",
-        "LegalHoldAddOptions",
-        "legal_hold_ls",
-        "LegalHoldLsOptions",
-        "legal_hold_release",
-        "LegalHoldReleaseOptions",
+        *("audit_ls", "AuditLsOptions"),
+        *("audit_undo", "AuditUndoOptions"),
+        *("legal_hold_add", "LegalHoldAddOptions"),
+        *("legal_hold_ls", "LegalHoldLsOptions"),
+        *("legal_hold_release", "LegalHoldReleaseOptions"),
     ),
-    "demo": (
-        "demo",
-        "DemoOptions",
-        "metastore_start",
-        "MetastoreStartOptions",
-        "metastore_status",
-        "MetastoreStatusOptions",
-        "metastore_stop",
-        "MetastoreStopOptions",
+    "first_steps": (
+        *("demo", "DemoOptions"),
+        *("metastore_start", "MetastoreStartOptions"),
+        *("metastore_status", "MetastoreStatusOptions"),
+        *("metastore_stop", "MetastoreStopOptions"),
+        *("init", "InitOptions"),
     ),
-    "gateway": ("gateway", "GatewayOptions"),
-    "capture": ("capture", "CaptureOptions"),
-    "status": (
-        "check",
-        "CheckOptions",
-        "lag",
-        "LagOptions",
-        "history",
-        "HistoryOptions",
-        "status",
-        "StatusOptions",
-        "wait",
-        "WaitOptions",
+    "capture": ("gateway", "GatewayOptions", "capture", "CaptureOptions"),
+    "policies": (
+        *("check", "CheckOptions"),
+        *("lag", "LagOptions"),
+        *("history", "HistoryOptions"),
+        *("status", "StatusOptions"),
+        *("wait", "WaitOptions"),
+        *("sync", "SyncOptions"),
+        *("plan", "PlanOptions"),
+        *("apply", "ApplyOptions"),
     ),
     "cm": (
-        "cm_find",
-        "CmFindOptions",
-        "cm_ls",
-        "CmLsOptions",
-        "cm_get",
-        "CmGetOptions",
-        "cm_hold",
-        "CmHoldOptions",
-        "cm_release",
-        "CmReleaseOptions",
-        "cm_slots",
-        "CmSlotsOptions",
-        "cm_slots_confirm",
-        "CmSlotsConfirmOptions",
-        "cm_slots_create",
-        "CmSlotsCreateOptions",
-        "cm_slots_drop",
-        "CmSlotsDropOptions",
-        "cm_check",
-        "CmCheckOptions",
-        "cm_compact",
-        "CmCompactOptions",
-        "cm_expire",
-        "CmExpireOptions",
+        *("cm_find", "CmFindOptions"),
+        *("cm_ls", "CmLsOptions"),
+        *("cm_get", "CmGetOptions"),
+        *("cm_hold", "CmHoldOptions"),
+        *("cm_release", "CmReleaseOptions"),
+        *("cm_slots", "CmSlotsOptions"),
+        *("cm_slots_confirm", "CmSlotsConfirmOptions"),
+        *("cm_slots_create", "CmSlotsCreateOptions"),
+        *("cm_slots_drop", "CmSlotsDropOptions"),
+        *("cm_check", "CmCheckOptions"),
+        *("cm_compact", "CmCompactOptions"),
+        *("cm_expire", "CmExpireOptions"),
     ),
-    "drill": ("drill", "DrillOptions"),
-    "dump": ("dump", "DumpOptions"),
-    "dumps": (
+    "role_change": (
+        *("drill", "DrillOptions"),
+        *("role_show", "RoleShowOptions"),
+        *("role_set", "RoleSetOptions"),
+        *("switchover", "SwitchoverOptions"),
+        *("failover", "FailoverOptions"),
+        *("failback", "FailbackOptions"),
+        *("loss", "LossOptions"),
+    ),
+    "replication": ("dump", "DumpOptions", "load", "LoadOptions"),
+    "stored_states": (
         *("dumps_verify", "DumpsVerifyOptions"),
         *("dumps_ls", "DumpsLsOptions"),
         *("dumps_expire", "DumpsExpireOptions"),
         *("dumps_export", "DumpsExportOptions"),
         *("dumps_import", "DumpsImportOptions"),
+        *("restore", "RestoreOptions"),
+        *("show", "ShowOptions"),
     ),
-    "housekeeping": (
-        "housekeeping_run",
-        "HousekeepingRunOptions",
-        "housekeeping_vacuum",
-        "HousekeepingVacuumOptions",
-        "housekeeping_ls",
-        "HousekeepingLsOptions",
-        "housekeeping_cancel",
-        "HousekeepingCancelOptions",
-        "housekeeping_rearm",
-        "HousekeepingRearmOptions",
+    "lifecycle": (
+        *("housekeeping_run", "HousekeepingRunOptions"),
+        *("housekeeping_vacuum", "HousekeepingVacuumOptions"),
+        *("housekeeping_ls", "HousekeepingLsOptions"),
+        *("housekeeping_cancel", "HousekeepingCancelOptions"),
+        *("housekeeping_rearm", "HousekeepingRearmOptions"),
+        *("retention_run", "RetentionRunOptions"),
+        *("retention_explain", "RetentionExplainOptions"),
     ),
     "asset": (
-        "asset_approve",
-        "AssetApproveOptions",
-        "asset_create",
-        "AssetCreateOptions",
-        "asset_ls",
-        "AssetLsOptions",
-        "asset_show",
-        "AssetShowOptions",
+        *("asset_approve", "AssetApproveOptions"),
+        *("asset_create", "AssetCreateOptions"),
+        *("asset_ls", "AssetLsOptions"),
+        *("asset_show", "AssetShowOptions"),
     ),
     "ingest": (
-        "ingest_cancel",
-        "IngestCancelOptions",
-        "ingest_ls",
-        "IngestLsOptions",
-        "ingest_request",
-        "IngestRequestOptions",
-        "ingest_drop_zone",
-        "IngestDropZoneOptions",
-        "ingest_take",
-        "IngestTakeOptions",
-        "ingest_show",
-        "ingest_stats",
-        "IngestStatsOptions",
-        "IngestShowOptions",
-        "ingest_run",
-        "IngestRunOptions",
-        "ingest_watch",
-        "IngestWatchOptions",
+        *("ingest_cancel", "IngestCancelOptions"),
+        *("ingest_ls", "IngestLsOptions"),
+        *("ingest_request", "IngestRequestOptions"),
+        *("ingest_drop_zone", "IngestDropZoneOptions"),
+        *("ingest_take", "IngestTakeOptions"),
+        *("ingest_show", "ingest_stats"),
+        *("IngestStatsOptions", "IngestShowOptions"),
+        *("ingest_run", "IngestRunOptions"),
+        *("ingest_watch", "IngestWatchOptions"),
     ),
-    "init": ("init", "InitOptions"),
-    "load": ("load", "LoadOptions"),
     "purge": (
-        "purge_run",
-        "PurgeRunOptions",
-        "purge_certify",
-        "PurgeCertifyOptions",
-        "purge_certificate",
-        "PurgeCertificateOptions",
-        "purge_backups",
-        "PurgeBackupsOptions",
-        "purge_undo",
-        "PurgeUndoOptions",
-        "purge_retain",
-        "PurgeRetainOptions",
+        *("purge_run", "PurgeRunOptions"),
+        *("purge_certify", "PurgeCertifyOptions"),
+        *("purge_certificate", "PurgeCertificateOptions"),
+        *("purge_backups", "PurgeBackupsOptions"),
+        *("purge_undo", "PurgeUndoOptions"),
+        *("purge_retain", "PurgeRetainOptions"),
     ),
-    "retention": ("retention_run", "RetentionRunOptions", "retention_explain", "RetentionExplainOptions"),
-    "role_change": (
-        "role_show",
-        "RoleShowOptions",
-        "role_set",
-        "RoleSetOptions",
-        "switchover",
-        "SwitchoverOptions",
-        "failover",
-        "FailoverOptions",
-        "failback",
-        "FailbackOptions",
-        "loss",
-        "LossOptions",
-    ),
-    "sync": ("sync", "SyncOptions", "plan", "PlanOptions", "apply", "ApplyOptions"),
     "verify": ("repair", "RepairOptions", "verify", "VerifyOptions"),
-    "restore": ("restore", "RestoreOptions"),
-    "show": ("show", "ShowOptions"),
 }
 """Public names by their module in `replicator.commands`."""
 

@@ -1,5 +1,6 @@
 """`replicator cm`: the commands of a change-management root; and of these `slots`, `hold` and `release`: what each
-consumer retains, and for how long.
+consumer retains, and for how long. And `gateway`: a metastore in front of the metastore, where no drop deletes what
+`$cmroot` does not have.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from click.core import ParameterSource
 
 from replicator.cli.cm_files import check, compact, expire, find, get, ls
 from replicator.cli.options import Session, json_option, options_of, pass_session
-from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
+from replicator.cli.output import aligned, columns, count_text, emit, note, size_text, time_text
 from replicator.cli.table import renamed_command
+from replicator.commands.capture import gateway as run_gateway
 from replicator.commands.cm import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
 from replicator.core.text import duration_text
 from replicator.replay.restore.kept import PinList, Pinned
@@ -212,3 +214,34 @@ def cm() -> None:
 for _command in (check, compact, expire, find, get, hold, ls, release, slots):
     cm.add_command(_command)
 renamed_command(cm, "restore", get)
+
+
+# ---- gateway ---------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@options_of(run_gateway)
+@json_option
+@pass_session
+def gateway(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Serve the source's metastore to any client, and store the files that a drop would delete in $cmroot first.
+
+    Speaks the binary thrift protocol; TLS and Kerberos by [gateway] in replicator.toml. Without Kerberos or client
+    certificates, every client that can reach the port has access. Protects the server's default catalog; drops in other
+    catalogs (Hive 3 and newer) are refused. Ends with SIGTERM or SIGINT, after current calls.
+
+    \b
+    Example:
+      replicator gateway --source thrift://a:9083 --cmroot /warehouse/.cmroot --listen 10.0.0.5:9084
+      spark-sql --conf spark.hadoop.hive.metastore.uris=thrift://gateway:9084
+    """
+    upstream = session.config.metastore_uri(given["source"])
+    report = session.call(run_gateway, ready=lambda uri: note(f"listening on {uri} for {upstream}"), **given)
+    lines = [
+        f"stopped after {count_text(report.calls, 'call')} of {count_text(report.connections, 'client')}: "
+        f"{report.intercepted:,} intercepted, {report.refused:,} refused, "
+        f"{count_text(report.files, 'file')} moved, {size_text(report.bytes)}"
+        + (f"; {count_text(report.cut_off, 'call')} cut off" if report.cut_off else "")
+    ]
+    emit(report, as_json, lines)
+    return report.exit_code

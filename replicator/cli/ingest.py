@@ -1,4 +1,4 @@
-"""`replicator ingest`: requests for landings, and the jobs that they become."""
+"""`replicator ingest`: requests for landings, and the jobs that they become. And `asset`: who may land which data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, duration_text, emit, note, size_text, time_text
+from replicator.commands.asset import asset_approve, asset_create, asset_ls, asset_show
 from replicator.commands.ingest import (
     Watched,
     ingest_cancel,
@@ -25,7 +26,7 @@ from replicator.commands.ingest import (
 from replicator.core.not_replicated import PARTIAL
 from replicator.core.runtime import Stopping
 from replicator.ingestion.ingestion_request import IngestionJob, JobDetail
-from replicator.ingestion.ingestion_shown import IngestionStats
+from replicator.ingestion.ingestion_shown import AssetShown, IngestionStats
 from replicator.ingestion.job_queries import PERCENTILES
 from replicator.ingestion.notices import Undelivered
 
@@ -296,3 +297,107 @@ def _landed(job: IngestionJob) -> str | None:
         return None
     size = f", {size_text(job.bytes)}" if job.bytes is not None else ""
     return count_text(job.rows, "row") + size
+
+
+# ---- asset -----------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def asset() -> None:
+    """Manage assets: name, owner, users who may land data and who may read it, sources, classification.
+
+    \b
+    Example: replicator asset create crm --owner olga --producer crm_producer --source crm
+    """
+
+
+@asset.command(name="create")
+@options_of(asset_create)
+@json_option
+@pass_session
+def create(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Create an asset, or change one. Another user approves it with `replicator asset approve`.
+
+    \b
+    Example:
+      replicator asset create crm --owner olga --producer crm_producer --consumer analysts --source crm
+      replicator asset create hr --owner olga --source hr --classification personal \\
+        --erasure-ids privacy.erased:person --erasure-column person_id
+    """
+    return _tell_asset(session.call(asset_create, **given), as_json)
+
+
+@asset.command(name="ls")
+@json_option
+@pass_session
+def list_assets(session: Session, /, as_json: bool) -> int:
+    """List assets, including those not approved yet.
+
+    \b
+    Example: replicator asset ls
+    """
+    shown = session.call(asset_ls)
+    rows = [
+        (one.name, one.owner, one.classification, ", ".join(one.sources), ", ".join(one.producers), one.approved_by)
+        for one in shown.assets
+    ]
+    head = ("name", "owner", "classification", "sources", "producers", "approved by")
+    emit(shown, as_json, columns(head, rows) if rows else ["no assets"])
+    return 0
+
+
+@asset.command(name="show")
+@options_of(asset_show)
+@json_option
+@pass_session
+def show_asset(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Show an asset.
+
+    \b
+    Example: replicator asset show crm
+    """
+    return _tell_asset(session.call(asset_show, **given), as_json)
+
+
+@asset.command(name="approve")
+@options_of(asset_approve)
+@json_option
+@pass_session
+def approve(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Approve an asset: its owner and its producers may make requests from now on. Its author
+    cannot approve it.
+
+    \b
+    Example: replicator asset approve crm
+    """
+    return _tell_asset(session.call(asset_approve, **given), as_json)
+
+
+def _tell_asset(done: AssetShown, as_json: bool) -> int:
+    one = done.asset
+
+    def of(name: str, value: str | None) -> str | None:
+        """With the class that it is of."""
+        by = done.given_by.get(name, "asset")
+        return value if value is None or by == "asset" else f"{value} (of {by})"
+
+    lines = [
+        (done.status, one.name),
+        ("owner", one.owner),
+        ("producers", ", ".join(one.producers) or "none"),
+        ("consumers", ", ".join(one.consumers) or "none"),
+        ("sources", ", ".join(one.sources) or "none"),
+        ("classification", one.classification),
+        ("erasure ids", of("erasure_ids", one.erasure_ids)),
+        ("erasure column", of("erasure_column", one.erasure_column)),
+        ("exemption", one.exemption or None),
+        ("retention", of("retention", one.retention)),
+        ("replicated by", None if done.policies is None else ", ".join(done.policies) or "no policy"),
+        ("note", one.note or None),
+        ("created by", one.created_by),
+        ("approved by", one.approved_by or "not approved yet"),
+        ("digest", done.digest),
+    ]
+    lines += [("not created", each) for each in done.not_made]
+    emit(done, as_json, aligned(lines))
+    return 0

@@ -23,9 +23,8 @@ import click
 import msgspec
 
 from cmroot.store.drivers import use
-from replicator.cli.logs import begin_logging
 from replicator.cli.options import Duration, Session
-from replicator.cli.output import BROKEN_PIPE, failure, note, show_error, write
+from replicator.cli.output import BROKEN_PIPE, begin_logging, failure, note, show_error, write
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import NAME, Config, read_config
 from replicator.core.logging import SERVICE_RUN, LogConfig, LogFormat, LogLevel, lines_about

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 import click
 from click.core import ParameterSource
 
-from replicator.cli.logs import EVERY, lines_on_stdout
-from replicator.cli.output import note
+from replicator.cli.output import EVERY, lines_on_stdout, note
 from replicator.core.config import Config, parse_settings
 from replicator.core.logging import VARIABLE, ProgressFile, Watch, now_about, step
 from replicator.core.option import OWN, Between, ByteCount, ByteRate, Declared, declared_fields

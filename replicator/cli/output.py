@@ -1,28 +1,302 @@
-"""What a command prints: one JSON object for programs, aligned text for people, errors as either.
+"""Output of the program: a command's answer on standard output, as one JSON object or aligned text, errors as either;
+and log lines for people or as JSON, on standard error or in a file, made by structlog of what `logging` is given.
 
-All of standard output passes through here."""
+Each log line has time (UTC), level, logger and what it is about; the fields of a record (`extra=`) follow. Other
+libraries log warnings only, and at `debug` what is worth an `info`: their debug lines hold what is secret.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
 import sys
 import time as clocks
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
+from typing import Any, TextIO
 
 import click
+from structlog.processors import format_exc_info
+from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 
-from replicator.cli.logs import logged, noted
+from replicator.core import runtime
+from replicator.core.logging import LogConfig, about, progress_log
 from replicator.core.not_replicated import Report
+from replicator.core.text import PrintableFormatter, printable, printable_lines, without_credentials
 from replicator.core.text import count_text as count_text
 from replicator.core.text import duration_text as duration_text
-from replicator.core.text import printable, printable_lines
 from replicator.core.text import size_text as size_text
 from replicator.core.text import time_text as time_text
-from replicator.errors import Error
+from replicator.errors import Error, UsageError
+
+# ---- log lines -------------------------------------------------------------------------------------------------------
+
+
+OURS = ("replicator", "cmroot")
+PROGRESS, HEARTBEAT = progress_log.name, runtime.log.name
+Line = MutableMapping[str, Any]
+
+
+def begin_logging(wanted: LogConfig, *, verbose: bool = False) -> None:
+    """From here on this process logs as it is wanted; what was wanted before ends. Raises UsageError for a file that
+    cannot be opened."""
+    end_logging()
+    handler = _handler(wanted)
+    handler.addFilter(_Fit(wanted, verbose, handler))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    level = (wanted.level or ("info" if verbose or wanted.file else "warning")).upper()
+    root.setLevel("INFO" if level == "DEBUG" else max(logging.getLevelNamesMapping()[level], logging.WARNING))
+    for name in (*OURS, "replicator.service"):
+        logging.getLogger(name).setLevel(level)
+    for name in (PROGRESS, HEARTBEAT):
+        logging.getLogger(name).setLevel(logging.INFO)
+    spark = logging.getLogger("replicator.core.spark")
+    quiet = level == "WARNING" and handler.for_people
+    spark.setLevel(logging.INFO if quiet else logging.NOTSET)  # where it runs, when that is not here
+    spark.propagate = not quiet
+    if quiet:
+        bare = _ToStderr()
+        bare.setFormatter(PrintableFormatter("%(message)s"))
+        spark.addHandler(bare)
+
+
+def end_logging() -> None:
+    """Takes away the handlers that `begin_logging` has given; others' stay."""
+    for logger in (logging.getLogger(), logging.getLogger("replicator.core.spark")):
+        for handler in [each for each in logger.handlers if isinstance(each, _ToStderr | _ToFile)]:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def raise_level(name: str) -> None:
+    """A logger of ours says what is worth an `info`, also where others say less and nobody has asked for that: of a
+    program that serves."""
+    if any(each.raises(name) for handler in _handlers() for each in handler.filters if isinstance(each, _Fit)):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def _handlers() -> list[_ToStderr | _ToFile]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, _ToStderr | _ToFile)]
+
+
+class _Fit:
+    """What fits into a log: its level, which holds where lines on standard output let more through; lines of progress
+    now and then, and none on a terminal, which has bars."""
+
+    def __init__(self, wanted: LogConfig, verbose: bool, handler: logging.Handler) -> None:
+        level = wanted.level or ("info" if verbose or wanted.file else "warning")
+        self._level = logging.getLevelNamesMapping()[level.upper()]
+        self._quiet = wanted.level is None and self._level == logging.WARNING
+        self._terminal = isinstance(handler, _ToStderr) and sys.stderr.isatty()
+        self._raised = {PROGRESS, HEARTBEAT} if self._quiet else set[str]()
+
+    def raises(self, name: str) -> bool:
+        """Whether a logger's information fits from now on, with that of those below it."""
+        if self._quiet:
+            self._raised.add(name)
+        return self._quiet
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == PROGRESS and (self._terminal or record.__dict__.get("often")):
+            return False
+        return record.levelno >= self._level or (
+            record.levelno >= logging.INFO
+            and any(record.name == each or record.name.startswith(each + ".") for each in self._raised)
+        )
+
+
+def logged(text: str, level: int, **fields: object) -> bool:
+    """Writes a line whatever the level, where lines are JSON or go to a file; whether standard error needs no other."""
+    for handler in _handlers():
+        if not handler.for_people:
+            record = logging.LogRecord("replicator", level, "", 0, "%s", (text,), None)
+            record.__dict__.update(fields)
+            with contextlib.suppress(OSError):
+                handler.acquire()
+                try:
+                    handler.emit(record)
+                finally:
+                    handler.release()
+            return isinstance(handler, _ToStderr)
+    return False
+
+
+class _ToStderr(logging.StreamHandler[TextIO]):
+    """for_people: its lines are no JSON, and so not what programs read."""
+
+    for_people = True
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nobody reads it any more: the work continues."""
+
+
+class _ToFile(WatchedFileHandler):
+    """A file that may be rotated: it is opened again when it was moved away."""
+
+    for_people = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # it cannot be opened again; the next line tries that once more
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A log that cannot be written (a full disk) ends no work, and is told once."""
+        error = sys.exc_info()[1]
+        if not self._told:
+            self._told = True
+            print(f"warning: {self.baseFilename}: the log cannot be written: {error}", file=sys.stderr)
+
+    _told = False
+
+
+def _handler(wanted: LogConfig) -> _ToStderr | _ToFile:
+    handler: _ToStderr | _ToFile
+    if wanted.file:
+        try:
+            handler = _ToFile(wanted.file, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise UsageError(
+                f"{wanted.file}: the log cannot be written there: {error.strerror}", hint="name another --log-file"
+            ) from error
+    else:
+        handler = _ToStderr()
+        handler.for_people = wanted.format != "json"
+    handler.setFormatter(formatter(_as_json if wanted.format == "json" else _as_text))
+    return handler
+
+
+def formatter(last: Callable[[Any, str, Line], str]) -> ProcessorFormatter:
+    """Of records with their time, what they are about and their fields, as `last` writes them."""
+    before: list[Any] = [add_log_level, add_logger_name, ExtraAdder(), _at, _about, format_exc_info, _safe]
+    return ProcessorFormatter(foreign_pre_chain=before, processors=[ProcessorFormatter.remove_processors_meta, last])
+
+
+# ---- from a record to a line --------------------------------------------------------------------------------------
+
+
+def _at(logger: Any, name: str, line: Line) -> Line:
+    at = datetime.fromtimestamp(line["_record"].created, UTC)
+    return {"time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), **line}
+
+
+def _about(logger: Any, name: str, line: Line) -> Line:
+    return {**about(), **line}
+
+
+def _safe(logger: Any, name: str, line: Line) -> Line:
+    """Passwords in URLs do not get into a log, whoever quotes them."""
+    return {key: without_credentials(value) if isinstance(value, str) else value for key, value in line.items()}
+
+
+WRITTEN = ("time", "level", "event", "logger", "message", "asctime", "often")
+
+
+def _as_json(logger: Any, name: str, line: Line) -> str:
+    ordered = {"time": line["time"], "level": line["level"], "message": line["event"], "logger": line["logger"]}
+    return json.dumps(ordered | {key: value for key, value in line.items() if key not in WRITTEN}, default=str)
+
+
+def _as_text(logger: Any, name: str, line: Line) -> str:
+    """One line, and after it the lines of a traceback, marked; whatever names are in it."""
+    trace = line.pop("exception", None)
+    fields = "".join(f" {key}={_value(value)}" for key, value in line.items() if key not in WRITTEN)
+    text = printable(f"{line['time']} {line['level']:<7} {line['logger']}: {line['event']}{fields}")
+    return text if trace is None else f"{text}{os.linesep}  | {printable_lines(str(trace))}"
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=') else text
+
+
+# ---- json lines ------------------------------------------------------------------------------------------------------
+# `--json-lines`: a JSON object a line on standard output while a command runs; the answer is the last one.
+#
+# Each line but the last has `line`, its kind: `step`, `progress`, `event` (something was done to an event of the log),
+# `heartbeat`, `warning`, `note`.
+
+
+EVERY = 2.0
+"""Seconds between two lines of progress."""
+
+
+@contextmanager
+def lines_on_stdout() -> Iterator[None]:
+    """For the length of a block. When it ends no line comes any more."""
+    handler = _Lines()
+    handler.setFormatter(formatter(_as_line))
+    loggers = [logging.getLogger(name) for name in OURS]
+    before = [each.level for each in loggers]
+    logging.getLogger().addHandler(handler)
+    for each in loggers:
+        each.setLevel(min(each.level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, before, strict=True):
+            each.setLevel(level)
+        logging.getLogger().removeHandler(handler)
+        handler.end()
+
+
+def noted(text: str, level: int) -> None:
+    """A remark for people is a line, too."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Lines):
+            handler.handle(logging.LogRecord("replicator", level, "", 0, "%s", (text,), None))
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._open = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._open or _kind(record.__dict__, record.levelno, record.name) is None:
+            return
+        try:
+            sys.stdout.write(self.format(record) + "\n")
+            sys.stdout.flush()
+        except (OSError, ValueError):  # nobody reads it any more: the work continues, and its end tells
+            self._open = False
+
+    def end(self) -> None:
+        self.acquire()  # of who writes a line now
+        self._open = False
+        self.release()
+
+
+_KINDS = {"progress": "progress", "step": "step", "event_id": "event", "heartbeat": "heartbeat"}
+
+
+def _kind(fields: Any, level: int, name: str) -> str | None:
+    if level >= logging.WARNING:
+        return "warning"
+    found = next((kind for field, kind in _KINDS.items() if field in fields), None)
+    return found or ("note" if name == "replicator" else None)
+
+
+def _as_line(logger: Any, name: str, line: Line) -> str:
+    level = logging.getLevelNamesMapping()[line["level"].upper()]
+    kind = _kind(line, level, line["logger"])
+    fields = {key: value for key, value in line.items() if key not in (*WRITTEN, "heartbeat")}
+    return json.dumps({"line": kind, "time": line["time"], "message": line["event"]} | fields, default=str)
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+# All of standard output passes through here.
+
 
 SHOWN = 20  # things a person sees one by one; JSON has all of them
 BROKEN_PIPE = 141  # 128 + SIGPIPE

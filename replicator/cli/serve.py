@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from replicator.cli.logs import raise_level
 from replicator.cli.options import Session, json_option, options_of, pass_session
-from replicator.cli.output import emit, note
+from replicator.cli.output import emit, note, raise_level
 from replicator.core.runtime import Stopping
 from replicator.service.metrics import metrics as run_metrics
 from replicator.service.service_process import serve as run_serve

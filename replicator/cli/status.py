@@ -11,12 +11,12 @@ import click
 
 from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, time_text, took, write
-from replicator.commands.status import Statuses
-from replicator.commands.status import check as run_check
-from replicator.commands.status import history as run_history
-from replicator.commands.status import lag as run_lag
-from replicator.commands.status import status as run_status
-from replicator.commands.status import wait as run_wait
+from replicator.commands.policies import Statuses
+from replicator.commands.policies import check as run_check
+from replicator.commands.policies import history as run_history
+from replicator.commands.policies import lag as run_lag
+from replicator.commands.policies import status as run_status
+from replicator.commands.policies import wait as run_wait
 from replicator.core.text import bound_text, duration_text
 from replicator.errors import UsageError
 from replicator.policies.checks.check import PolicyChecked

@@ -11,9 +11,9 @@ import click
 
 from replicator.cli.options import Session, json_options, options_of, pass_session
 from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
-from replicator.commands.sync import apply as run_apply
-from replicator.commands.sync import plan as run_plan
-from replicator.commands.sync import sync as run_sync
+from replicator.commands.policies import apply as run_apply
+from replicator.commands.policies import plan as run_plan
+from replicator.commands.policies import sync as run_sync
 from replicator.core.not_replicated import PARTIAL
 from replicator.core.runtime import Stopping
 from replicator.core.text import bound_text

@@ -24,16 +24,16 @@ from replicator.errors import Error, UsageError
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Replicate": {
-        "capture": ("capture", "Read the notification log and changed files into $cmroot."),
-        "dump": ("dump", "Capture, then write a dump: full or incremental."),
-        "dumps": ("dumps", "Verify, list, expire and carry finished dumps."),
-        "load": ("load", "Replay a finished dump on a target."),
+        "capture": ("replication", "Read the notification log and changed files into $cmroot."),
+        "dump": ("replication", "Capture, then write a dump: full or incremental."),
+        "dumps": ("stored_states", "Verify, list, expire and carry finished dumps."),
+        "load": ("replication", "Replay a finished dump on a target."),
         "verify": ("verify", "Compare every object and file of both sides."),
         "repair": ("verify", "Find a replica's differences, and copy exactly those."),
         "status": ("status", "Show a replicated database's position and lag."),
         "wait": ("status", "Wait until a replica has an event, or a small enough lag."),
-        "restore": ("restore", "Restore a database or tables to an event or a time."),
-        "show": ("show", "Print a dump, a captured log, or a segment of it."),
+        "restore": ("stored_states", "Restore a database or tables to an event or a time."),
+        "show": ("stored_states", "Print a dump, a captured log, or a segment of it."),
     },
     "Policies": {
         "check": ("status", "Check a policy before its first run, or at any time."),
@@ -48,22 +48,22 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "failover": ("role_change", "Make the replica the primary when the primary is lost."),
         "failback": ("role_change", "Make the old primary the replica of the new one."),
         "loss": ("role_change", "Show the loss report of a policy's last failover."),
-        "drill": ("drill", "Rehearse a failover in shadow databases, and time it."),
+        "drill": ("role_change", "Rehearse a failover in shadow databases, and time it."),
         "role": ("role_change", "Show or set the role of a database."),
     },
     "Retention and erasure": {
-        "housekeeping": ("housekeeping", "Remove unreferenced data and expired tables (Beekeeper)."),
-        "retention": ("retention", "Remove expired versions of datasets (Gobblin)."),
+        "housekeeping": ("lifecycle", "Remove unreferenced data and expired tables (Beekeeper)."),
+        "retention": ("lifecycle", "Remove expired versions of datasets (Gobblin)."),
         "purge": ("purge", "Erase the rows of data subjects from tables, and prove it."),
-        "legal-hold": ("guard", "Protect data from removal by any job."),
-        "audit": ("guard", "Show removals with user, time and reason; restore files."),
+        "legal-hold": ("purge", "Protect data from removal by any job."),
+        "audit": ("purge", "Show removals with user, time and reason; restore files."),
     },
     "Change management": {
         "cm": ("cm", "Manage a $cmroot: kept files, slots, holds, expiry."),
-        "gateway": ("gateway", "Serve a metastore, and keep the files of dropped tables."),
+        "gateway": ("cm", "Serve a metastore, and keep the files of dropped tables."),
     },
     "Ingestion": {
-        "asset": ("asset", "Manage assets: who may land which data."),
+        "asset": ("ingest", "Manage assets: who may land which data."),
         "ingest": ("ingest", "Land tables of other databases, by request."),
     },
     "Service": {

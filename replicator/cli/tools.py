@@ -13,10 +13,9 @@ from replicator.cli.options import Session, json_option, options_of, pass_sessio
 from replicator.cli.output import aligned, emit, note, shortened, size_text
 from replicator.cli.status import FOUND
 from replicator.cli.status import lines as check_lines
-from replicator.commands.demo import demo as run_demo
-from replicator.commands.demo import metastore_start, metastore_status, metastore_stop
-from replicator.commands.init import Initialized
-from replicator.commands.init import init as run_init
+from replicator.commands.first_steps import Initialized, metastore_start, metastore_status, metastore_stop
+from replicator.commands.first_steps import demo as run_demo
+from replicator.commands.first_steps import init as run_init
 from replicator.errors import UsageError
 from replicator.service.diagnosis import Diagnosed
 from replicator.service.diagnosis import diagnose as run_diagnose

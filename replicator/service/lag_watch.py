@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from replicator.commands.ingest import ingest_stats
-from replicator.commands.status import history, lag
+from replicator.commands.policies import history, lag
 from replicator.core.config import Config
 from replicator.core.text import duration_text
 from replicator.errors import Error

@@ -25,7 +25,7 @@ from postgres import running_postgres
 
 from cmroot.store.place import Place
 from replicator.commands.demos.spark_sql import SparkSql
-from replicator.commands.status import lag
+from replicator.commands.policies import lag
 from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.connections import MetastoreConfig

@@ -25,7 +25,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from packaging.specifiers import SpecifierSet
 
-from replicator.cli.logs import begin_logging, end_logging
+from replicator.cli.output import begin_logging, end_logging
 from replicator.cli.table import COMMANDS
 from replicator.cli.table import command as table_command
 from replicator.core.config import parse_config

@@ -138,7 +138,7 @@ def test_a_bug_is_told_without_a_traceback_unless_verbose(
     def breaks(**given: object) -> None:
         raise ZeroDivisionError("it broke")
 
-    monkeypatch.setattr("replicator.cli.show.run", breaks)
+    monkeypatch.setattr("replicator.cli.stored_states.run", breaks)
     assert run(["show", "x"]) == 1
     err = capsys.readouterr().err
     assert "internal error: ZeroDivisionError: it broke" in err and "--verbose" in err and "Traceback" not in err
@@ -150,7 +150,7 @@ def test_an_interrupt_is_told(monkeypatch: pytest.MonkeyPatch, answer: Any) -> N
     def interrupted(**given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("replicator.cli.show.run", interrupted)
+    monkeypatch.setattr("replicator.cli.stored_states.run", interrupted)
     code, value = answer("show", "x")
     assert (code, value["error"], value["exit_code"]) == (130, "Interrupted", 130)
 
@@ -494,8 +494,8 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(source_metastore: Runn
 def test_what_others_print_does_not_spoil_the_answer(tmp_path: Path) -> None:
     """Spark's Java writes to file descriptor 1."""
     code = (
-        "import os, sys; from replicator.cli import main, show\n"
-        "show.run = lambda **given: os.system('echo noise') and None or (_ for _ in ()).throw(SystemError('x'))\n"
+        "import os, sys; from replicator.cli import main, stored_states\n"
+        "stored_states.run = lambda **given: os.system('echo noise') and None or (_ for _ in ()).throw(SystemError('x'))\n"
         "sys.argv = ['replicator', 'show', 'd', '--json']; main.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)

@@ -701,7 +701,7 @@ class Nights:
         self.arguments = [*fixture.capture_arguments(), "--with-data", "--into", str(self.place)]
         self.arguments[0] = "dump"
         now = time.time
-        monkeypatch.setattr("replicator.commands.dump.time.time", lambda: now() + self.later)
+        monkeypatch.setattr("replicator.commands.replication.time.time", lambda: now() + self.later)
 
     def hours(self, count: float) -> None:
         self.later += count * 3600

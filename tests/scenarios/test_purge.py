@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.cli.logs import begin_logging, end_logging, lines_on_stdout
+from replicator.cli.output import begin_logging, end_logging, lines_on_stdout
 from replicator.core.logging import LogConfig, Watch
 from replicator.core.runtime import Silent
 from replicator.errors import ObjectNotFound

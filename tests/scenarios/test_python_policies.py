@@ -12,7 +12,7 @@ from lab import Lab
 from waiting import CEILING
 
 import replicator
-from replicator.commands.status import LagOptions
+from replicator.commands.policies import LagOptions
 from replicator.core.config import Config
 from replicator.core.engine import LocalEngine
 from replicator.core.roles import Role

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from waiting import CEILING, eventually
 
-from replicator.cli.logs import begin_logging, end_logging
 from replicator.cli.main import run
+from replicator.cli.output import begin_logging, end_logging
 from replicator.core.logging import LogConfig, lines_about, own_lines_about, step
 from replicator.core.text import without_credentials
 from replicator.service.runs import Child

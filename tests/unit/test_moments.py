@@ -12,7 +12,7 @@ from cmroot.log.captured import SegmentWriter, compact, segments
 from cmroot.root import create_or_open
 from replicator.captures.dumps.selection import resolve_since, resolve_until
 from replicator.captures.dumps.shown import Narrowing, open_shown
-from replicator.commands.show import show
+from replicator.commands.stored_states import show
 from replicator.core.model import Column, Database, Partition, Storage, Table
 from replicator.core.option import absolute_moment, parse_time
 from replicator.errors import MomentLost, ObjectNotFound, UsageError

@@ -13,7 +13,7 @@ from waiting import Clock, eventually
 
 from cmroot.store.checksum import checksum_file, copy_file
 from cmroot.store.local import FLOW
-from replicator.cli.logs import begin_logging, end_logging, lines_on_stdout
+from replicator.cli.output import begin_logging, end_logging, lines_on_stdout
 from replicator.compare.compare_files import FilePair, FilesCompared
 from replicator.compare.verify import TableSteps
 from replicator.core.logging import LogConfig, Watch

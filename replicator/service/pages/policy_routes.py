@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
 from cmroot.root import open_existing
-from replicator.commands.status import history
+from replicator.commands.policies import history
 from replicator.core.policy import KEYS, Policy
 from replicator.errors import Error
 from replicator.policies.lag import DatabaseLag, Lag

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from replicator.commands.cm import cm_ls, cm_slots, configured_expiry
-from replicator.commands.drill import drill
+from replicator.commands.role_change import drill
 from replicator.core.config import Config
 from replicator.errors import Error
 from replicator.policies.drill_record import ShownDrills

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
-from replicator.commands.housekeeping import TIMES, housekeeping_ls
+from replicator.commands.lifecycle import TIMES, housekeeping_ls
 from replicator.core.config import Config
 from replicator.errors import Error, UsageError
 from replicator.lifecycle.housekeeping.item_queries import ItemPage

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from fastapi import Path
 
 from replicator.commands.cm import CmFindOptions, CmLsOptions
-from replicator.commands.drill import drill
 from replicator.commands.guard import AuditLsOptions, audit_ls, legal_hold_ls
-from replicator.commands.housekeeping import HousekeepingLsOptions
 from replicator.commands.ingest import IngestLsOptions
-from replicator.commands.status import history, lag
+from replicator.commands.lifecycle import HousekeepingLsOptions
+from replicator.commands.policies import history, lag
+from replicator.commands.role_change import drill
 from replicator.core.audit import AuditRow, AuditShown
 from replicator.ingestion.ingestion_request import Asset, JobDetail
 from replicator.ingestion.ingestion_shown import AssetsShown, IngestionStats

@@ -13,7 +13,7 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written
 from replicator.commands.cm import cm_slots
-from replicator.commands.status import history
+from replicator.commands.policies import history
 from replicator.core.connections import MetastoreConfig
 from replicator.core.option import parse_time
 from replicator.core.policy import Policy, matching_databases

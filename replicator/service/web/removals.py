@@ -17,8 +17,7 @@ from fastapi.routing import APIRoute
 
 from replicator.commands.cm import cm_hold, cm_release, cm_slots_drop
 from replicator.commands.guard import audit_ls, legal_hold_add, legal_hold_release
-from replicator.commands.housekeeping import housekeeping_cancel, housekeeping_ls, housekeeping_rearm
-from replicator.commands.retention import retention_explain
+from replicator.commands.lifecycle import housekeeping_cancel, housekeeping_ls, housekeeping_rearm, retention_explain
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.lifecycle.housekeeping.run import opened
 from replicator.lifecycle.purge.certify import Certificate

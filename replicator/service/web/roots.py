@@ -19,8 +19,8 @@ from replicator.commands.asset import asset_ls, asset_show
 from replicator.commands.cm import cm_slots, configured_expiry
 from replicator.commands.guard import audit_ls
 from replicator.commands.ingest import ingest_ls, ingest_show, ingest_stats
-from replicator.commands.show import show, states_at
-from replicator.commands.status import history
+from replicator.commands.policies import history
+from replicator.commands.stored_states import show, states_at
 from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy, matching_databases
 from replicator.errors import UsageError

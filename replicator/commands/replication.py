@@ -1,15 +1,18 @@
-"""`dump`: capture, then write a dump directory; or count what one would hold."""
+"""`dump` and `load`: the path of data to a replica; or a count of what a dump would hold, and the changes that a load
+would make.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from cmroot.root import ChangeRoot, create_or_open, open_existing
+from cmroot.store.hdfs import Attribute
 from cmroot.store.place import as_written, scratch
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
@@ -17,34 +20,51 @@ from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
 from replicator.captures.dumps.layout import FINISHED, DumpReader
 from replicator.captures.dumps.rows import scope_of
 from replicator.captures.recording import Captured
-from replicator.commands.base import Copying, names, point, verb
-from replicator.commands.of_policy import Existing, Selecting, captured_in
+from replicator.commands.base import Braked, Copying, names, pairs, point, renames, verb
+from replicator.commands.of_policy import Existing, OfPolicy, Selecting, captured_in, principals_of
 from replicator.commands.options import (
+    CommitJobs,
+    DatabaseNames,
     DeclaredEmpty,
     DeepScan,
     DryRun,
     EveryDatabase,
+    ExternalBase,
     Formats,
     GrantsOption,
     KeeperChoice,
     KeyFile,
+    LocationMap,
     OptionalPolicy,
+    PrincipalNames,
     ScanChoice,
     ScanTime,
     SelectedDatabases,
     Source,
     SourceCatalog,
     SourceRoot,
+    Target,
+    TargetCatalog,
+    TargetRoot,
+    TargetWarehouse,
 )
-from replicator.core.not_replicated import SUPPORTED
-from replicator.core.option import Moment, opt, python_only
-from replicator.core.runtime import Runtime
+from replicator.core.not_replicated import AS_THEY_ARE, SUPPORTED
+from replicator.core.option import Moment, arg, opt, python_only
+from replicator.core.policy import Publish
+from replicator.core.runtime import JOBS, Runtime
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.metastore.client import epochs_to_dump
 from replicator.metastore.events.scope import refuse_other_catalog
+from replicator.replay.apply import planning
+from replicator.replay.apply.load import Loaded
+from replicator.replay.apply.load import load as replay
+from replicator.replay.apply.planning import LoadPlan, described
 
 if TYPE_CHECKING:
     from replicator.captures.dumps.chains import NextDump
+
+
+# ---- dump ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,3 +289,85 @@ def _planned(options: DumpOptions) -> DumpPlan:
         root = open_existing(options.cmroot)
         refuse_other_catalog(root.place, metastore)
         return preview(metastore, root, options.out, wanted)
+
+
+# ---- load ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(Braked, OfPolicy):
+    needed: ClassVar = ("target",)
+    renamed: ClassVar = {"cmroot": "target_cmroot"}
+
+    dump: Annotated[str, arg("The finished dump's directory.", "DUMP")] = field(kw_only=False)
+    policy: OptionalPolicy = None
+    target: Target = ""
+    target_catalog: TargetCatalog = None
+    warehouse: TargetWarehouse = None
+    target_cmroot: TargetRoot = None
+    rename_db: DatabaseNames = ()
+    map_location: LocationMap = ()
+    external_base: ExternalBase = None
+    shared_external: Annotated[
+        bool | None, python_only("External tables leave their data at the source; None: as in earlier loads.")
+    ] = None
+    publish: Annotated[
+        Publish | None, python_only('"snapshot" or "mirror", as in a policy; None: as the target\'s databases record.')
+    ] = None
+    source_cmroot: Annotated[
+        str | None,
+        opt("The source's root, if its path on this machine differs from that in the dump.", metavar="PLACE"),
+    ] = None
+    overwrite: Annotated[bool, opt("Replace objects that are newer, or that replication did not create.")] = False
+    take_over: Annotated[
+        bool, opt("Assert that another load, whose mark on the target names an unreachable root, has ended.")
+    ] = False
+    jobs: CommitJobs = JOBS
+    key_file: KeyFile = None
+    formats: Formats = None
+    grants: GrantsOption = None
+    principals: PrincipalNames = ()
+    preserve: Annotated[
+        Attribute | Sequence[Attribute],
+        opt(
+            "From HDFS to HDFS: attributes of the source that copied files and their directories get, "
+            "in addition to the bytes; repeatable."
+        ),
+    ] = ()
+    dry_run: DryRun = False
+
+
+@verb(LoadOptions)
+def load(options: LoadOptions) -> Loaded | LoadPlan:
+    """Replays a finished dump on a target. May run twice, and again after a crash at any point.
+
+        replicator.load("/dumps/1", target="thrift://b:9083", rename_db={"sales": "sales_copy"})
+        replicator.load("/dumps/2", target="dr", map_location={"s3://a/raw": "s3://b/raw"}, dry_run=True)
+        replicator.load("/dumps/3", policy="west")
+
+    Raises FormatError for a dump that is unfinished or damaged; Refused for objects of others, and for a load that
+    would take away more than it may; BootstrapNeeded for a range that does not begin where the target is; LeaseHeld
+    while another load is working on the target; FilesMissing when bytes are nowhere to be had."""
+    how = planning.LoadSettings(
+        warehouse=options.warehouse,
+        cmroot=options.target_cmroot,
+        rename=renames(options.rename_db),
+        map_locations=pairs(options.map_location, "--map-location"),
+        external=options.external_base,
+        shared_external=options.shared_external,
+        publish=options.publish,
+        overwrite=options.overwrite,
+        source_root=options.source_cmroot,
+        keys=options.keys(options.key_file),
+        as_they_are=options.formats == AS_THEY_ARE,
+        grants=options.grants != "ignore",
+        principals=principals_of(options.principals),
+        brake=options.limits,
+        take_over=options.take_over,
+        preserve=(options.preserve,) if isinstance(options.preserve, str) else options.preserve,
+    )
+    with options.runtime(options.jobs) as runtime, options.connected(options.target) as target:
+        if options.dry_run:
+            reader = DumpReader(options.dump, how.keys)
+            return described(planning.planned(reader, target, how, runtime), how.brake)
+        return replay(options.dump, target, how, runtime)
