@@ -188,7 +188,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _COMMANDS = {
-    "base": ("engines"),
+    "base": ("e", "n", "g", "i", "n", "e", "s"),
     "guard": (
         *("audit_ls", "AuditLsOptions"),
         *("audit_undo", "AuditUndoOptions"),

@@ -11,8 +11,7 @@ from replicator.core.text import bound_text, count_text, duration_text, parse_du
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.jobs import Job
-from replicator.service.lag_watch import PERIOD, MeasuredLag
-from replicator.service.measuring import Disk
+from replicator.service.measuring import PERIOD, Disk, MeasuredLag
 from replicator.service.metric_families import two_primaries, verified_age
 from replicator.service.runs import ServiceRun
 from replicator.service.store import JobState

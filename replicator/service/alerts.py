@@ -39,8 +39,7 @@ from replicator.service.alert_conditions import (
     of_jobs,
     of_policies,
 )
-from replicator.service.lag_watch import LagWatch
-from replicator.service.measuring import Apart, directories_of
+from replicator.service.measuring import Apart, LagWatch, directories_of
 from replicator.service.metrics import remembered_comparisons
 from replicator.service.runs import iso
 from replicator.service.scheduler import Scheduler

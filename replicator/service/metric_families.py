@@ -27,9 +27,8 @@ from replicator.ingestion.ingestion_request import Kind
 from replicator.ingestion.ingestion_shown import IngestionStats
 from replicator.policies.lag import DatabaseLag
 from replicator.policies.memory import Compared
-from replicator.service.counters import BEEKEEPERS, BUCKETS, Count
-from replicator.service.lag_watch import MeasuredLag
-from replicator.service.measuring import Disk, RootSample
+from replicator.service.measuring import Disk, MeasuredLag, RootSample
+from replicator.service.schema import BEEKEEPERS, BUCKETS, Count
 
 STATUSES = ("current", "behind", "late", "blocked", "none", "unknown")
 TABLES = 10

@@ -29,10 +29,18 @@ from replicator.core.option import opt
 from replicator.errors import Error, NotWritable
 from replicator.policies.memory import Compared
 from replicator.service import metric_families
-from replicator.service.counters import Sample, counts, remember, samples
-from replicator.service.lag_watch import LagWatch, MeasuredLag, measured
-from replicator.service.measuring import SECONDS, Apart, RootSample, directories_of, disk_of, sample_root
-from replicator.service.schema import REVISIONS
+from replicator.service.measuring import (
+    SECONDS,
+    Apart,
+    LagWatch,
+    MeasuredLag,
+    RootSample,
+    directories_of,
+    disk_of,
+    measured,
+    sample_root,
+)
+from replicator.service.schema import REVISIONS, Sample, counts, remember, samples
 from replicator.service.store import REVISION, ServiceStore
 
 # ---- slow measurements -----------------------------------------------------------------------------------------------

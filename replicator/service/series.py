@@ -18,8 +18,7 @@ from cmroot.root import FORMAT
 from cmroot.store.place import as_written
 from replicator.core.text import parse_duration
 from replicator.errors import Error
-from replicator.service.lag_watch import PERIOD, LagWatch, MeasuredLag
-from replicator.service.measuring import Apart
+from replicator.service.measuring import PERIOD, Apart, LagWatch, MeasuredLag
 from replicator.service.runs import Child, answer_of
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import lag_sample, root_sample

@@ -25,7 +25,7 @@ from replicator.errors import UsageError
 from replicator.service.admission import Admission, gated, uvicorn_limits
 from replicator.service.alerts import Alerter
 from replicator.service.api_tokens import Role, create_token, revoke_token, tokens
-from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring import LagWatch
 from replicator.service.metrics import SlowWatch
 from replicator.service.runs import iso
 from replicator.service.scheduler import Scheduler

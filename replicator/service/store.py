@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
 
 from replicator.errors import Refused
-from replicator.service.counters import add, counts_of
 from replicator.service.runs import SCHEDULE, Ended, RunHistory, ServiceRun
-from replicator.service.schema import REVISIONS, action, job, lease, run
+from replicator.service.schema import REVISIONS, action, add, counts_of, job, lease, run
 
 if TYPE_CHECKING:
     from replicator.service.jobs import Job

@@ -39,7 +39,7 @@ from replicator.policies.checks.policy_health import judge_marks, judge_role_cha
 from replicator.policies.lag import lag
 from replicator.policies.memory import Compared, History, Memory, RememberedScope, RoleChange, Run, Step
 from replicator.service.alert_conditions import Condition, of_policies
-from replicator.service.lag_watch import MeasuredLag
+from replicator.service.measuring import MeasuredLag
 
 PLENTY = Room(total=1000, free=900)
 NOW = 1_800_000_000.0

@@ -14,7 +14,7 @@ from waiting import CEILING
 from replicator.core.config import parse_config
 from replicator.service.admission import Admission
 from replicator.service.api_tokens import Role, create_token
-from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring import LagWatch
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
 from replicator.service.web.app import HEADERS, make_app

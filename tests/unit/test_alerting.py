@@ -32,8 +32,7 @@ from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
 from replicator.service.alert_conditions import ENOUGH, TREND, Trend
 from replicator.service.alerts import Alerter, Message, channels_of, open_alerts, remember
-from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
-from replicator.service.measuring import Disk
+from replicator.service.measuring import STALE, Disk, LagWatch, MeasuredLag
 from replicator.service.runs import Ended, RunState
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import run

@@ -21,7 +21,7 @@ from replicator.errors import ConfigError, Refused, UsageError
 from replicator.service import scheduler as scheduling
 from replicator.service.api_tokens import create_token
 from replicator.service.jobs import Cron, Every, Job
-from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring import LagWatch
 from replicator.service.runs import SCHEDULE, Ended
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ALL, AdHocRun, ServiceStore

@@ -27,8 +27,7 @@ from replicator.service.alert_conditions import (
     overdue,
 )
 from replicator.service.jobs import Cron, Every, Job
-from replicator.service.lag_watch import MeasuredLag
-from replicator.service.measuring import disk_of
+from replicator.service.measuring import MeasuredLag, disk_of
 from replicator.service.runs import Ended
 from replicator.service.store import JobState, ServiceStore
 

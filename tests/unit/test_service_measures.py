@@ -18,12 +18,11 @@ from replicator.core.config import parse_config
 from replicator.core.roles import Role, RoleMark
 from replicator.policies.lag import DatabaseLag, Lag, TableLag
 from replicator.policies.memory import Compared
-from replicator.service.counters import Sample, counts, counts_of, remember, samples
 from replicator.service.jobs import Every, Job
-from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
-from replicator.service.measuring import Apart, sample_root
+from replicator.service.measuring import STALE, Apart, LagWatch, MeasuredLag, sample_root
 from replicator.service.metric_families import of_counts, of_policies, of_roots, text_of, verified_age
 from replicator.service.runs import Ended
+from replicator.service.schema import Sample, counts, counts_of, remember, samples
 from replicator.service.store import ServiceStore
 from replicator.service.web.serving import AT_ONCE, Askers, Late
 

@@ -19,7 +19,7 @@ from cmroot.root import create_or_open
 from replicator.core.config import parse_config
 from replicator.policies.memory import Compared
 from replicator.service.api_tokens import revoke_token
-from replicator.service.lag_watch import MeasuredLag
+from replicator.service.measuring import MeasuredLag
 from replicator.service.runs import Ended
 from replicator.service.store import AdHocRun, JobState, ServiceStore, actions
 from replicator.service.web.serving import OF_ONE

@@ -30,7 +30,7 @@ from replicator.core.policy import Policy
 from replicator.policies.lag import Lag
 from replicator.service.api_tokens import NOBODY, Identity, Role, bearer_of, identify
 from replicator.service.jobs import Job
-from replicator.service.lag_watch import LagWatch, MeasuredLag
+from replicator.service.measuring import LagWatch, MeasuredLag
 from replicator.service.runs import Child, answer_of, iso
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ALL, ServiceStore
