@@ -495,7 +495,8 @@ def test_what_others_print_does_not_spoil_the_answer(tmp_path: Path) -> None:
     """Spark's Java writes to file descriptor 1."""
     code = (
         "import os, sys; from replicator.cli import main, stored_states\n"
-        "stored_states.run = lambda **given: os.system('echo noise') and None or (_ for _ in ()).throw(SystemError('x'))\n"
+        "stored_states.run = lambda **given: os.system('echo noise') and None"
+        " or (_ for _ in ()).throw(SystemError('x'))\n"
         "sys.argv = ['replicator', 'show', 'd', '--json']; main.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
