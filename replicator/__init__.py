@@ -292,6 +292,7 @@ _OF_SERVICE = (
 """Public names of `replicator.service.service_process`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
+_MODULES["engines"] = "replicator.commands.base"
 _MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.service_process")
 _MODULES |= dict.fromkeys(("metrics", "MetricsOptions"), "replicator.service.metrics")
 _MODULES |= dict.fromkeys(("diagnose", "DiagnoseOptions"), "replicator.service.diagnosis")

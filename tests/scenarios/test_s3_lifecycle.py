@@ -207,7 +207,7 @@ TOUCHING = [
     "dump --source {source} --db d --cmroot {away}/cm --out {away}/dump",
     "load {away}/dump --target {source} --warehouse {away}/w",
     "restore --cmroot {away}/cm --db d --to 1 --target {source}",
-    "repair --source {source} --target {source} --db d --cmroot {away}/cm",
+    "repair --source {source} --target {source} --db default --cmroot {away}/cm",
     "cm expire --cmroot {away}/cm --older-than 1d",
     "cm check --cmroot {away}/cm",
     "cm compact --cmroot {away}/cm",

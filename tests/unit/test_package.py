@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from no_spark import environment_without_spark
 from plain_tables import PlainDatabase
 from waiting import CEILING, eventually
 
+import replicator
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -161,3 +163,16 @@ def fetched(url: str) -> bytes:
     with urllib.request.urlopen(url) as answer:
         said: Any = answer.read()
     return bytes(said)
+
+
+def test_every_name_that_the_package_declares_is_reachable() -> None:
+    tree = ast.parse(Path(replicator.__file__).read_text())
+    declared = {
+        alias.asname or alias.name
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert len(declared) > 100 and [name for name in sorted(declared) if not hasattr(replicator, name)] == []
