@@ -312,7 +312,7 @@ def _tidy(steps: Steps, kept: Remembering, report: SyncRun) -> None:
     clock = steps.runtime.clock
     report.not_replicated = merged(steps.lacking, steps.sweep_retired(), report.not_replicated)
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
-        steps.dumps.tidy(steps.direction.root, steps.policy.retention, clock=clock)
+        steps.dumps.tidy(steps.direction.root, steps.policy.retention, report.position, clock=clock)
         kept.memory.prune_runs(steps.policy.retention, now=clock)
         kept.tidied = clocks.monotonic()
 

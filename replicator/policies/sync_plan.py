@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import UNREADABLE
-from cmroot.pins import unpin_dump
+from cmroot.pins import read_pins, unpin_dump
 from cmroot.root import ChangeRoot
-from cmroot.store.place import as_written
-from replicator.captures.dumps.layout import FINISHED, LOADS
+from cmroot.store.place import Place, as_written
+from replicator.captures.dumps.layout import FINISHED, LOADS, DumpReader
 from replicator.compare.repair import REPAIR
 from replicator.core.not_replicated import NotReplicated, Report
 from replicator.errors import FormatError
@@ -271,9 +271,11 @@ class PolicyDumps:
                 return str(self.place / name)
         return None
 
-    def tidy(self, root: ChangeRoot, retention: timedelta, *, clock: Callable[[], float]) -> list[str]:
+    def tidy(self, root: ChangeRoot, retention: timedelta, loaded: int, *, clock: Callable[[], float]) -> list[str]:
         """Removes dumps that are older than the retention, loaded ones beyond the newest thousand, and those that a
-        killed run did not finish, with their pins in the source's `$cmroot`. Returns their paths. May run twice.
+        killed run did not finish, with their pins in the source's `$cmroot`. Removes also the pins of dumps that end
+        at the position `loaded` or before it: a run that is killed after a load leaves them. Returns the paths of
+        removed dumps. May run twice.
 
         A finished, unloaded dump is retained as long as a plan may refer to it, as are files with other names."""
         names = [match for name in self.place.list() if (match := _NAME.fullmatch(name))]
@@ -289,4 +291,17 @@ class PolicyDumps:
                 place.remove_own_tree()
                 unpin_dump(root.place, match[2])
                 removed.append(str(place))
+        for pin in read_pins(root.place).dumps:
+            place = as_written(pin.place)
+            if str(place.parent) == str(self.place) and not self._awaited(place, loaded):
+                unpin_dump(root.place, pin.name)
         return removed
+
+    def _awaited(self, place: Place, loaded: int) -> bool:
+        """Returns True if a finished dump leads to a later position than the loaded one, or cannot be read."""
+        if not (place / FINISHED).exists():
+            return False
+        try:
+            return int(DumpReader(str(place)).metadata.end.position) > loaded
+        except FormatError:
+            return True

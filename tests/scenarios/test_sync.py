@@ -23,6 +23,7 @@ from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.core.roles import Role, RoleMark
+from replicator.core.runtime import Terminated
 from replicator.errors import ConfigError, ObjectNotFound, Refused
 from replicator.metastore.codecs import struct_to_tjson
 from replicator.policies.checks.check import check
@@ -274,6 +275,24 @@ def test_a_run_that_is_killed_anywhere_is_completed_by_the_next(pair: Lab) -> No
     pair.are_same()
     assert list((pair.here / "cmroot" / "dumps").iterdir()) == []
     assert {each.status for each in pair.memory.runs().runs} <= {"done", "killed"}
+
+
+def test_the_pin_of_a_dump_whose_run_was_killed_after_its_load_goes_with_the_next_run(
+    pair: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.sync()
+    pair.db("a").write("t", {"second": "2"})
+
+    def killed(root: str, name: str) -> None:
+        raise Terminated
+
+    with monkeypatch.context() as patched, pytest.raises(Terminated):
+        patched.setattr("replicator.policies.steps.unpin_dump", killed)
+        pair.sync()
+    pins = pair.here / "cmroot" / "dumps"
+    assert len(list(pins.iterdir())) == 1
+    assert pair.sync().status == "nothing"
+    assert list(pins.iterdir()) == []
 
 
 def test_old_dumps_are_removed_and_new_ones_stay(pair: Lab) -> None:
