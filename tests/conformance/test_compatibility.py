@@ -122,7 +122,7 @@ def _counted_view(home: Home) -> Any:
     if home.hive == "2.3":  # which has no metadata of their creation
         home.create_table("mv", kind="MATERIALIZED_VIEW")
     else:
-        materialize(home, "mv")
+        materialize(home, "mv", rows="")
         home.client.alter_table(home.db, "mv", home.table("mv"))
     parameters = home.table("mv").parameters
     return parameters.get("numFiles"), parameters.get("totalSize")

@@ -73,8 +73,8 @@ def _materialized(home: Home) -> None:
     materialize(home, "mv")
 
 
-def materialize(home: Home, name: str) -> None:
-    """A materialized view of the table `t`, with rows."""
+def materialize(home: Home, name: str, *, rows: str = "rows\n") -> None:
+    """A materialized view of the table `t`, with these rows in a file."""
     made = ttypes.CreationMetadata(catName="hive", dbName=home.db, tblName=name, tablesUsed={f"{home.db}.t"})
     if home.hive != "3.1":
         read = ttypes.SourceTable(table=home.table("t"), insertedCount=0, updatedCount=0, deletedCount=0)
@@ -84,7 +84,8 @@ def materialize(home: Home, name: str) -> None:
     HiveClient(home.client, home.hive).table(home.db, name, kind="MATERIALIZED_VIEW", **fields)
     place = _place(home.table(name))
     place.mkdir(parents=True, exist_ok=True)
-    (place / "000000_0").write_text("rows\n")
+    if rows:
+        (place / "000000_0").write_text(rows)
 
 
 def _materialized_shown(home: Home) -> Any:
