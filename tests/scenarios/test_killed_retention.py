@@ -113,14 +113,15 @@ def test_files_that_a_killed_run_moved_are_in_its_record_whatever_comes_first(fi
     run = ["retention", "run", *lake.arguments(examples.TIME_BASED)[2:]]
     assert run_with(Fault("after", "rename", r"/incoming/recycle-"), run).killed
     (killed,) = {row["run"] for row in lake.audit()}
-    assert lake.left().keys() < {"older", "old", "young", "new"}
+    moved = 16 - sum(lake.left().values())  # directories are moved concurrently: one, or two
+    assert moved in (4, 8)
     comes_first(first, fixture, lake)
     undone = command("audit", "undo", "--cmroot", str(cmroot), "--run", killed)
-    assert (undone.code, undone.output["files"], undone.output["found_run"]) == (0, 4, ""), undone
+    assert (undone.code, undone.output["files"], undone.output["found_run"]) == (0, moved, ""), undone
     rows = [row for row in lake.audit() if row["run"] == killed and row["what"] == "file"]
-    assert len(rows) == 4 and {row["job"] for row in rows} == {"retention"}
-    (reason,) = {row["reason"] for row in rows}
-    assert reason in {row["reason"] for row in lake.audit() if row["outcome"] == "intended"}
+    assert len(rows) == moved and {row["job"] for row in rows} == {"retention"}
+    intended = {row["reason"] for row in lake.audit() if row["outcome"] == "intended"}
+    assert {row["reason"] for row in rows} <= intended
 
 
 def comes_first(first: str, fixture: Lab, lake: FarLake) -> None:
