@@ -281,15 +281,28 @@ def copy_rights(source: str, target: str) -> list[str]:
         except OSError as error:
             _raise_unless(error, _UNSUPPORTED)
             lacking.append(f"{kind} {wanted}")
-    for name in os.listxattr(source, follow_symlinks=False) if hasattr(os, "listxattr") else ():
+    for name in _attributes(source):
         if name.startswith(("user.", "system.posix_acl_")) and not name.startswith(_OWN_ATTRIBUTES):
             try:
                 os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
             except OSError as error:
                 _raise_unless(error, _UNSUPPORTED)
                 lacking.append(name)
-    os.chmod(target, stat.S_IMODE(status.st_mode))  # last: a new owner clears some of its bits
+    try:
+        os.chmod(target, stat.S_IMODE(status.st_mode))  # last: a new owner clears some of its bits
+    except OSError as error:
+        _raise_unless(error, _UNSUPPORTED)
+        lacking.append(f"mode {stat.S_IMODE(status.st_mode):o}")
     return lacking
+
+
+def _attributes(path: str) -> list[str]:
+    """Returns the names of extended attributes; [] on a system or filesystem without any."""
+    try:
+        return os.listxattr(path, follow_symlinks=False) if hasattr(os, "listxattr") else []
+    except OSError as error:
+        _raise_unless(error, _UNSUPPORTED)
+        return []
 
 
 def _raise_unless(error: OSError, expected: tuple[int, ...]) -> None:

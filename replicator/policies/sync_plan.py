@@ -14,7 +14,7 @@ import msgspec
 from cmroot.errors import UNREADABLE
 from cmroot.pins import read_pins, unpin_dump
 from cmroot.root import ChangeRoot
-from cmroot.store.place import Place, as_written
+from cmroot.store.place import Place, as_written, name_of, normal
 from replicator.captures.dumps.layout import FINISHED, LOADS, DumpReader
 from replicator.compare.repair import REPAIR
 from replicator.core.not_replicated import NotReplicated, Report
@@ -292,8 +292,8 @@ class PolicyDumps:
                 unpin_dump(root.place, match[2])
                 removed.append(str(place))
         for pin in read_pins(root.place).dumps:
-            place = as_written(pin.place)
-            if str(place.parent) == str(self.place) and not self._awaited(place, loaded):
+            place = self.place / name_of(pin.place)
+            if normal(pin.place) == normal(str(place)) and not self._awaited(place, loaded):
                 unpin_dump(root.place, pin.name)
         return removed
 

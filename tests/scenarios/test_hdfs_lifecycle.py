@@ -26,6 +26,7 @@ from restore_fixture import RestoreFixture, differences, restore, restore_argume
 from waiting import pause
 
 from cmroot.root import create_or_open, open_existing
+from cmroot.store.hdfs import HdfsStore
 from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.certify import Certificate, Replica
 from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions
@@ -328,6 +329,10 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
 
         root = open_existing(str(here / "cmroot"))
         before = warehouse.rows(f"{db}.t")
+        old = here / "source" / f"{db}.db" / "t" / "k=0"
+        client_of = HdfsStore(str(old)).filesystem.client
+        client_of.set_permission(HdfsStore(str(old)).key(str(old)), 0o750)
+        client_of.set_owner(HdfsStore(str(old)).key(str(old)), "ann", "risk")
         with monkeypatch.context() as patched, pytest.raises(Killed):
             patched.setattr(ThriftMetastore, "alter_partitions", Killed.now)
             warehouse.purge(root, warehouse.ids, db)
@@ -336,6 +341,10 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
         assert (done.status, done.rows_erased) == ("done", 10), done
         after = [row for row in before if row[0] >= 100 or row[0] % 10]
         assert warehouse.rows(f"{db}.t") == after
+        (unit,) = done.tables[0].units
+        given = client_of.get_file_info(HdfsStore(unit["new"]).key(unit["new"]))
+        assert (given.permission, given.owner, given.group) == (0o750, "ann", "risk")
+        assert unit["reason"].startswith("the new files lack rights of the old ones: xattr ("), "WebHDFS is off here"
         client, of = warehouse.metastore, f"{db}.t"
         assert restore_backup(client, root, BackupRestoreSettings(of, "k=0")).status == "restored"
         assert warehouse.rows(of) == before

@@ -15,6 +15,7 @@ from purges import Warehouse
 from pyarrow import orc
 
 from replicator.core.model import Column
+from replicator.lifecycle.purge import file_columns
 from replicator.lifecycle.purge.options import PurgeOptions
 
 pytestmark = pytest.mark.removals
@@ -132,6 +133,38 @@ def test_files_without_the_column_are_gaps_until_the_descriptor_says_that_they_h
     (gap,) = done.gaps
     assert gap["table"] == "without.unsaid" and "old.parquet without a column customer" in gap["reason"], gap
     assert [table.rows_erased for table in done.tables] == [1, 1]
+
+
+def test_files_of_a_large_directory_are_shared_by_tasks(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_columns, "FILES", 10)
+    for number in range(25):
+        column = "cust" if number in (3, 17) else "customer"
+        write_parquet(tmp_path / "t" / f"{number:02}.parquet", **{column: pa.array([number])})
+    warehouse.sql(
+        "CREATE DATABASE large",
+        f"CREATE TABLE large.t (customer BIGINT) STORED AS PARQUET LOCATION '{tmp_path / 't'}' {described()}",
+    )
+    done = warehouse.purge(warehouse.root("large"), warehouse.ids, "large.t")
+    reason = done.gaps[0]["reason"]
+    assert "03.parquet without a column customer" in reason and "17.parquet without a column customer" in reason
+    assert done.tables[0].rows_erased == 3
+
+
+def test_files_whose_columns_cannot_be_compared_are_gaps(warehouse: Warehouse, tmp_path: Path) -> None:
+    """Readers find JSON of several lines by names, too, and no name of these files is looked at."""
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.json").write_text('[{"cust":\n10}]')
+    warehouse.sql(
+        "CREATE DATABASE lines",
+        f"CREATE TABLE lines.t (customer BIGINT) USING json OPTIONS (multiLine 'true') LOCATION '{tmp_path / 't'}'"
+        f" {described()}",
+    )
+    root = warehouse.root("lines")
+    done = warehouse.purge(root, warehouse.ids, "lines.t")
+    assert "columns are not compared with the table's: JSON with the option multiline" in done.gaps[0]["reason"]
+    assert certified(warehouse, root, "lines.t").status == "gaps"
 
 
 def test_columns_that_hive_reads_by_position_and_spark_by_name_are_gaps(warehouse: Warehouse, tmp_path: Path) -> None:

@@ -415,9 +415,11 @@ def _reported(removal: Removal, why: str = "") -> dict[str, Any]:
 
 
 def _forget_ids(root: str) -> None:
-    """Deletes the ids of runs without remaining backups, because ids are personal data, too."""
+    """Deletes the ids of runs without remaining backups, and those that killed runs have found: personal data, too."""
     for directory in runs(root):
         if directory.read_run().status == "running":
             continue
+        for name in (directory.matched, join(directory.place, "found")):
+            Place(name).remove_own_tree()
         if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
             Place(directory.ids).remove_own_tree()

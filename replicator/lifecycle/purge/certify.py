@@ -35,6 +35,7 @@ from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backup_actions import Retain
 from replicator.lifecycle.purge.backups import backups
+from replicator.lifecycle.purge.file_columns import look_at_all
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids
 from replicator.lifecycle.purge.options import (
     CertifyOptions,
@@ -45,7 +46,7 @@ from replicator.lifecycle.purge.options import (
     WhiteList,
 )
 from replicator.lifecycle.purge.run import described, warehouse_of
-from replicator.lifecycle.purge.searching import look_at_all, searched
+from replicator.lifecycle.purge.searching import searched
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.purge.table_files import (
     Content,

@@ -1,8 +1,9 @@
-"""The columns that each file has, against the columns by which its table is searched. Reads footers, headers and JSON.
+"""A look at the files of a table before a search: a listing, and the columns that each file has, against the table's.
 
 A search reads files by the table's present description. A file that was written under another one may hold ids in a
 column that no reader looks at: before a rename, under a name in another case, at another position, in a column that was
-dropped since. Such files are gaps of the search, by name. Runs in the tasks that list the files.
+dropped since. Such files are gaps of the search, by name. Footers, headers and JSON are read, by the tasks that list
+the files.
 
 A descriptor can name the earlier columns of the ids, `"ids": {"former": ["cust"]}`: files without the present column
 are then searched by the former one. An empty list declares that files without the column hold no ids.
@@ -11,23 +12,29 @@ are then searched by the former one. An empty list declares that files without t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.store.place import join, located
+from replicator.core.engine import AutoEngine
+from replicator.core.grouping import batched
 from replicator.core.model import Storage
+from replicator.core.text import count_text
 from replicator.errors import Error
 from replicator.lifecycle.purge.options import Onboarded, data_columns
 from replicator.lifecycle.purge.rewrite import parquet_footer
 from replicator.lifecycle.purge.rewrite.avro import read_schema
-from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, Unsupported, format_of
+from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, Unsupported, format_of, has_no_names
 from replicator.lifecycle.purge.rewrite.line_files import decompressed, lines_of
+from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at
 
 SHOWN = 3  # columns and files that a reason names
+REASONS = 10  # of one location
 UNKNOWN = 20
 """The number of columns unknown to the table that are searched by value; a location with more is a gap."""
 
@@ -44,16 +51,18 @@ COMPLEX: tuple[Field, ...] = (("", ()),)
 class Wanted(msgspec.Struct, frozen=True):
     """How the files of a location are searched. path: the possible names of the ids' column and of the fields in it,
     each with its own first; exact: names are case-sensitive. columns: of the table, in lower case; index: of the ids'
-    column among those of the partition, -1 if it differs from the table's. positional: Hive reads by position. former:
-    see `Onboarded`."""
+    column among those of the partition, -1 if it differs from the table's; width: the number of these. positional: Hive
+    reads by position. former: see `Onboarded`. why: the reason why the files' own columns are not read; ""."""
 
     kind: Kind
-    path: tuple[Names, ...]
-    exact: bool
-    columns: frozenset[str]
-    index: int
-    positional: bool
-    former: tuple[str, ...] | None
+    path: tuple[Names, ...] = ()
+    exact: bool = False
+    columns: frozenset[str] = frozenset()
+    index: int = -1
+    width: int = 0
+    positional: bool = False
+    former: tuple[str, ...] | None = None
+    why: str = ""
 
 
 class FileColumns(msgspec.Struct, frozen=True):
@@ -71,8 +80,10 @@ def wanted(onboarded: Onboarded, storage: Storage) -> Wanted | None:
     table = onboarded.table
     try:
         format_ = format_of(table, storage, onboarded.field, onboarded.type)
-    except Unsupported:
-        return None  # named with its reason where rows are found; the search fails or reads it by the serde
+    except Unsupported as error:
+        return None if has_no_names(table, storage) else Wanted("spark", why=str(error))
+    if format_.kind == "sequence" and format_.rows == "json" and onboarded.former != ():
+        return Wanted("sequence", why="JSON in a SequenceFile")
     if format_.kind not in ("parquet", "orc", "avro", "json"):
         return None
     names = [column.name.lower() for column in data_columns(table)]
@@ -86,13 +97,17 @@ def wanted(onboarded: Onboarded, storage: Storage) -> Wanted | None:
         format_.kind == "json" and format_.by == "spark",
         frozenset((*names, *own)),
         index if own[index : index + 1] == [onboarded.field[0]] else -1,
+        len(own),
         any(settings.get(each) == "true" for each in _BY_POSITION),
         onboarded.former,
     )
 
 
 def columns_at(location: str, names: Sequence[str], how: Wanted) -> FileColumns:
-    """Reads the columns of the files of one location. names: of its data files."""
+    """Reads the columns of files of one location. names: of data files."""
+    if how.why:
+        reason = f"{count_text(len(names), 'file')} whose columns are not compared with the table's: {how.why}"
+        return FileColumns(how.kind, (reason,) if names else ())
     reasons: dict[str, list[str]] = {}
     unknown: dict[str, bool] = {}
     former = False
@@ -125,6 +140,18 @@ def _sentence(reason: str, names: Sequence[str]) -> str:
     return f"{count} {reason}, such as {names[0]}" if len(names) > 1 else f"the file {names[0]} {reason}"
 
 
+def merged(found: Sequence[FileColumns]) -> FileColumns:
+    """Returns what several tasks have found at one location."""
+    reasons = list(dict.fromkeys(reason for each in found for reason in each.reasons))
+    if len(reasons) > REASONS:
+        reasons[REASONS:] = [f"similar files, for {len(reasons) - REASONS:,} more reasons"]
+    unknown = sorted({name for each in found for name in each.unknown})
+    if len(unknown) > UNKNOWN:
+        reasons.append(f"files with {len(unknown):,} columns that the table does not have, such as {unknown[0]}")
+        unknown = []
+    return FileColumns(found[0].kind, tuple(reasons), tuple(unknown), any(each.former for each in found))
+
+
 class _File(msgspec.Struct, frozen=True):
     """What one file shows. `unknown`: columns, with True for scalars."""
 
@@ -137,6 +164,8 @@ def _found(how: Wanted, fields: Sequence[Field]) -> _File:
     if how.kind == "orc" and fields and all(_UNNAMED.fullmatch(name) for name, _ in fields):
         if how.index < 0:
             return _File("without names of columns, in a partition whose columns have another order than its table's")
+        if len(fields) > how.width:
+            return _File(f"with {len(fields)} columns without names, where the table has {how.width}")
         return _File() if how.index < len(fields) else _missing(how, fields)
     if how.positional and how.kind != "avro":
         at = fields[how.index][0].lower() if 0 <= how.index < len(fields) else ""
@@ -250,3 +279,140 @@ def _records(name: str, source: BinaryIO) -> Iterator[dict[str, object]]:
 
 def _members(record: Mapping[str, object]) -> tuple[Field, ...]:
     return tuple((name, COMPLEX if isinstance(value, dict | list) else ()) for name, value in record.items())
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+# Lists the locations of a table, and reads which columns their files have, before a search.
+
+
+LOCATIONS = 200
+"""The maximum number of locations of a task that lists them."""
+FEW = 20
+"""Up to this number of files, the task that lists a location also reads their columns."""
+FILES = 500
+"""The number of files whose columns a further task reads."""
+SHARES = 64
+"""The maximum number of tasks that share the files of one location, which each of them lists again."""
+
+
+class LooksTask(msgspec.Struct, frozen=True):
+    """Locations to list, and the ones that contain RCFiles. wanted: how their files are searched; None: columns have no
+    names in them."""
+
+    locations: tuple[str, ...]
+    of_columns: frozenset[str]
+    wanted: Wanted | None = None
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """The result of listing one location. digest: see Look. nested: a file of rows in a sub-directory, or ""; unread:
+    files that readers do not read as rows, as text, or ""; misread: an RCFile of which readers miss rows, or "".
+    columns: of the files, against those of the search; left: shares of them that are still to be read."""
+
+    location: str
+    digest: str
+    nested: str = ""
+    unread: str = ""
+    misread: str = ""
+    columns: FileColumns = FileColumns()
+    left: tuple[Share, ...] = ()
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One of `of` shares of the files of a location, whose columns are to be read; files: about how many these are."""
+
+    location: str
+    wanted: Wanted
+    index: int
+    of: int
+    files: int
+
+
+def run_shares_task(task: Sequence[Share]) -> list[tuple[str, FileColumns]]:
+    """Reads the columns of several shares. Lists their locations again; may run twice."""
+    found = []
+    for share in task:
+        names = _data(look_at(share.location))[share.index :: share.of]
+        found.append((share.location, columns_at(share.location, names, share.wanted)))
+    return found
+
+
+def bundled(shares: Iterable[Share]) -> Iterator[list[Share]]:
+    """Yields tasks of about FILES files."""
+    bundle: list[Share] = []
+    for share in shares:
+        bundle.append(share)
+        if sum(each.files for each in bundle) >= FILES:
+            yield bundle
+            bundle = []
+    if bundle:
+        yield bundle
+
+
+def run_looks_task(task: LooksTask) -> list[Looked]:
+    """Lists the locations of a task, in its order."""
+    return [_looked(task, location, look_at(location)) for location in task.locations]
+
+
+def _looked(task: LooksTask, location: str, look: Look) -> Looked:
+    data = _data(look)
+    nested = next((name for name in data if "/" in name), "")
+    unread = [*look.unnamed, *look.passed_over]
+    more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
+    misread = ""
+    if location in task.of_columns:
+        misread = next((name for name in data if _is_misread(join(location, name))), "")
+    columns, left = FileColumns(), tuple[Share, ...]()
+    if task.wanted and (len(data) <= FEW or task.wanted.why):
+        columns = columns_at(location, data, task.wanted)
+    elif task.wanted:
+        of = min(SHARES, -(-len(data) // FILES))
+        left = tuple(Share(location, task.wanted, index, of, -(-len(data) // of)) for index in range(of))
+    return Looked(location, look.digest, nested, ", ".join(unread[:3]) + more, misread, columns, left)
+
+
+def _data(look: Look) -> list[str]:
+    """Returns the names of the files that readers read as rows, in an order."""
+    return [each.path_relative for each in look.files if each.size and is_data(each.path_relative)]
+
+
+def _is_misread(place: str) -> bool:
+    """Returns True for an RCFile compressed with bzip2, according to its header. Hive's reader silently misses some or
+    all of its rows: it asks the codec how many bytes are available, which the codec knows only at their end."""
+    with located(place).open_read() as file:
+        return b".BZip2Codec" in file.read(256)
+
+
+def looks_tasks(parts: Iterable[Part], onboarded: Onboarded) -> Iterator[LooksTask]:
+    """Yields tasks of at most LOCATIONS locations whose files are searched in the same way."""
+    known: dict[Any, Wanted | None] = {}
+
+    def how(part: Part) -> Wanted | None:
+        storage = part.storage
+        settings = sorted({**storage.parameters, **storage.serde.parameters}.items())
+        key = (storage.serde.library, storage.input_format, storage.columns, tuple(settings))
+        if key not in known:
+            known[key] = wanted(onboarded, storage)
+        return known[key]
+
+    for same, group in groupby(parts, how):
+        for batch in batched(group, LOCATIONS):
+            of_columns = (
+                part.location for part in batch if (part.storage.input_format or "").endswith("RCFileInputFormat")
+            )
+            yield LooksTask(tuple(part.location for part in batch), frozenset(of_columns), same)
+
+
+def look_at_all(engines: AutoEngine, parts: Sequence[Part], onboarded: Onboarded) -> dict[str, Looked]:
+    """Lists each location, and reads which columns its files have. Must precede the search, so that later changes are
+    noticed."""
+    tasks = looks_tasks(parts, onboarded)
+    answers = engines.for_work(len(parts)).run(run_looks_task, tasks)
+    looked = {each.location: each for answer in answers for each in answer}
+    left = [share for each in looked.values() for share in each.left]
+    columns: dict[str, list[FileColumns]] = {}
+    engine = engines.for_work(sum(share.files for share in left))
+    for location, found in (each for answer in engine.run(run_shares_task, bundled(left)) for each in answer):
+        columns.setdefault(location, []).append(found)
+    several = {place: msgspec.structs.replace(looked[place], columns=merged(found)) for place, found in columns.items()}
+    return looked | several

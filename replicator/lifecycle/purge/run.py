@@ -129,7 +129,12 @@ class Purge(Job[Onboarded, Purged]):
 
     def finish(self) -> None:
         self.done.event = self.metastore.current_event_id()
-        self.done.ids_never_found = self._work.never_found()
+        try:
+            self.done.ids_never_found = self._work.never_found()
+        except Exception as error:
+            if not searching.is_sparks(error):
+                raise
+            self.done.warnings.append(f"ids that no table has were not counted: {searching.failed(error).message}")
         run = msgspec.structs.replace(
             self._work.run, status="done", ended=iso(self.runtime.clock()), never_found=self.done.ids_never_found
         )

@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 
 from cmroot.store.place import Place, normal, parent
 from replicator.core.cluster import hint_of
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Storage, Table
 from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
+from replicator.lifecycle.purge.file_columns import Looked
 from replicator.lifecycle.purge.ids import VIEW, Ids, hadoop_place
 from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, data_columns
-from replicator.lifecycle.purge.table_files import Looked, Part, looks_tasks, run_looks_task
+from replicator.lifecycle.purge.table_files import Part
 
 # ---- matching --------------------------------------------------------------------------------------------------------
 # Finds the rows of a table that have an id, with Spark. Changes no table.
@@ -206,14 +206,6 @@ def failed(error: Exception) -> Error:
 
 REPORTED = 100
 """The maximum number of a table's partitions that are reported as not searched; the others are counted."""
-
-
-def look_at_all(engines: AutoEngine, parts: Sequence[Part], onboarded: Onboarded) -> dict[str, Looked]:
-    """Lists each location, and reads which columns its files have. Must precede the search, so that later changes are
-    noticed."""
-    engine = engines.for_work(len(parts))
-    tasks = looks_tasks(parts, onboarded)
-    return {each.location: each for answer in engine.run(run_looks_task, tasks) for each in answer}
 
 
 def searched(

@@ -13,7 +13,6 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -31,10 +30,7 @@ from cmroot.store.place import is_local, join, local_path, located, name_of, nor
 from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown
 from replicator.core.engine import AutoEngine
-from replicator.core.grouping import batched
 from replicator.core.model import Partition, Storage, Table, partition_name
-from replicator.lifecycle.purge.file_columns import FileColumns, Wanted, columns_at, wanted
-from replicator.lifecycle.purge.options import Onboarded
 from replicator.lifecycle.purge.state import RunDirectory
 from replicator.metastore.client import MetastoreReader
 
@@ -155,76 +151,6 @@ def _is_hidden(name: str) -> bool:
 
 def _is_mark(name: str) -> bool:
     return name.rpartition("/")[2].startswith(_MARKS)
-
-
-LOCATIONS = 200
-"""The maximum number of locations of a task that lists them."""
-
-
-class LooksTask(msgspec.Struct, frozen=True):
-    """Locations to list, and the ones that contain RCFiles. wanted: how their files are searched; None: columns have no
-    names in them."""
-
-    locations: tuple[str, ...]
-    of_columns: frozenset[str]
-    wanted: Wanted | None = None
-
-
-class Looked(msgspec.Struct, frozen=True):
-    """The result of listing one location. digest: see Look. nested: a file of rows in a sub-directory, or ""; unread:
-    files that readers do not read as rows, as text, or ""; misread: an RCFile of which readers miss rows, or "".
-    columns: of the files, against those of the search."""
-
-    location: str
-    digest: str
-    nested: str = ""
-    unread: str = ""
-    misread: str = ""
-    columns: FileColumns = FileColumns()
-
-
-def run_looks_task(task: LooksTask) -> list[Looked]:
-    """Lists the locations of a task, in its order."""
-    return [_looked(task, location, look_at(location)) for location in task.locations]
-
-
-def _looked(task: LooksTask, location: str, look: Look) -> Looked:
-    data = [each.path_relative for each in look.files if each.size and is_data(each.path_relative)]
-    nested = next((name for name in data if "/" in name), "")
-    unread = [*look.unnamed, *look.passed_over]
-    more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
-    misread = ""
-    if location in task.of_columns:
-        misread = next((name for name in data if _is_misread(join(location, name))), "")
-    columns = columns_at(location, data, task.wanted) if task.wanted else FileColumns()
-    return Looked(location, look.digest, nested, ", ".join(unread[:3]) + more, misread, columns)
-
-
-def _is_misread(place: str) -> bool:
-    """Returns True for an RCFile compressed with bzip2, according to its header. Hive's reader silently misses some or
-    all of its rows: it asks the codec how many bytes are available, which the codec knows only at their end."""
-    with located(place).open_read() as file:
-        return b".BZip2Codec" in file.read(256)
-
-
-def looks_tasks(parts: Iterable[Part], onboarded: Onboarded) -> Iterator[LooksTask]:
-    """Yields tasks of at most LOCATIONS locations whose files are searched in the same way."""
-    known: dict[Any, Wanted | None] = {}
-
-    def how(part: Part) -> Wanted | None:
-        storage = part.storage
-        settings = sorted({**storage.parameters, **storage.serde.parameters}.items())
-        key = (storage.serde.library, storage.input_format, storage.columns, tuple(settings))
-        if key not in known:
-            known[key] = wanted(onboarded, storage)
-        return known[key]
-
-    for same, group in groupby(parts, how):
-        for batch in batched(group, LOCATIONS):
-            of_columns = (
-                part.location for part in batch if (part.storage.input_format or "").endswith("RCFileInputFormat")
-            )
-            yield LooksTask(tuple(part.location for part in batch), frozenset(of_columns), same)
 
 
 def is_data(name: str) -> bool:

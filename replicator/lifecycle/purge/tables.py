@@ -21,19 +21,11 @@ from replicator.core.grouping import batched
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge import searching
+from replicator.lifecycle.purge.file_columns import look_at_all
 from replicator.lifecycle.purge.ids import Ids
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap, PurgeOptions
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
-from replicator.lifecycle.purge.searching import (
-    LossyIds,
-    Matched,
-    Search,
-    Unplaced,
-    by_part,
-    look_at_all,
-    place_of,
-    searched,
-)
+from replicator.lifecycle.purge.searching import LossyIds, Matched, Search, Unplaced, by_part, place_of, searched
 from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.lifecycle.purge.swapping import (

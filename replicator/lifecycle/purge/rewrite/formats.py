@@ -234,6 +234,15 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
     return found
 
 
+def has_no_names(table: Table, storage: Storage) -> bool:
+    """Returns True if files of a format have no names of columns: readers find values by their positions."""
+    provider = table.parameters.get("spark.sql.sources.provider", "hive").lower().rpartition(".")[2]
+    if provider != "hive":
+        return provider in ("csv", "text")
+    library = (storage.serde.library or "").rpartition(".")[2]
+    return library in (*_BY_SPARK, "LazySimpleSerDe", "OpenCSVSerde", "RegexSerDe", "LazyBinarySerDe")
+
+
 def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:
     index, serde = _index(table, storage, field), storage.serde.parameters
     if kind == "text":

@@ -115,11 +115,15 @@ def give_rights(source: str, target: str) -> str:
     have none of these. May run twice."""
     if is_local(source) and is_local(target):
         return ", ".join(copy_rights(local_path(source), local_path(target)))
-    try:
-        carry_attributes(source, target, ATTRIBUTES)
-    except NotWritable as error:
-        return _first_line(error)
-    return ""
+    lacking = []
+    for name in ATTRIBUTES[::-1]:  # the owner last: others may not change a file of another owner
+        try:
+            carry_attributes(source, target, {name})
+        except (NotWritable, OSError) as error:  # this user may not, or the NameNode has no ACLs, attributes or WebHDFS
+            if isinstance(error, FileNotFoundError) or (isinstance(error, ConnectionError) and name != "xattr"):
+                raise
+            lacking.append(f"{name} ({_first_line(error)})")
+    return ", ".join(lacking)
 
 
 def _link(source: str, target: str) -> None:
