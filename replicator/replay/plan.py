@@ -280,6 +280,11 @@ class TablePlan:
         return self.lineage.complete and not self.prune
 
     @property
+    def changes_columns(self) -> bool:
+        there, wanted = (table.storage.columns if table and table.storage else () for table in (self.there, self.table))
+        return self.there is not None and there != wanted
+
+    @property
     def new_place(self) -> str | None:
         """The new location of the table's own data; None if it has none, or if it is unchanged."""
         if self.table is None or self.table.is_view or self.shared or not self.table.location:

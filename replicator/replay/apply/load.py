@@ -43,6 +43,7 @@ from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
 from replicator.replay.placement import with_seen
 from replicator.replay.plan import Name, Plan
+from replicator.replay.server_rules import NO_CONSTRAINT
 from replicator.replay.squash import gathered, surviving_partitions
 
 FEW = 50  # maximum of tables that are requested by name
@@ -105,7 +106,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
         claims = Claims.of(root, lease.holder, reader.metadata.id, take_over=options.take_over)
         work = Work(plan, target, root, runtime, lease.check, claims)
         replay = Replay(plan, reader, work.target, roots, runtime, work)
-        preparation, commit, constraints = Preparation(work), Commit(work), ConstraintCommit(work)
+        preparation, commit = Preparation(work), Commit(work)
         if plan.skipped:
             outcome.status = "already loaded"
             preparation.sweep_marks()  # a crash may have happened right after the checkpoint
@@ -116,7 +117,9 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
                 probe_files(replay)
             if options.brake is not None and not options.exact and _may_remove(plan):
                 stop_excess(replay, options.brake)
-            constraints.remember()
+            details = (ConstraintCommit(work), GrantCommit(work)) if _has_details(plan) else None
+            if details:
+                details[0].remember()
             preparation.prepare()
             Cloning(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             lease.check()
@@ -131,7 +134,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             late = prune(replay, logs=True)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
-            _commit(replay, commit, constraints, GrantCommit(work), outcome)
+            _commit(replay, commit, details, outcome)
             stays = plan.stays.not_replicated(plan.placement.databases) if plan.stays.found else []
             outcome.not_replicated = merged(stays, plan.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
@@ -169,12 +172,24 @@ def _may_remove(plan: Plan) -> bool:
     return bool(plan.metadata.removed or replaced or any(step.prune and step.exists for step in plan.tables))
 
 
+def _has_details(plan: Plan) -> bool:
+    """Returns True if constraints or grants may change, or prevent a change of columns."""
+    whole = plan.metadata.kind == layout.BOOTSTRAP and (plan.metadata.constraints or plan.metadata.grants)
+    failed = any(each.reason.startswith(NO_CONSTRAINT) for each in plan.lacked)
+    changed = any(
+        step.lineage.constraints is not None or step.lineage.grants or step.changes_columns for step in plan.tables
+    )
+    return bool(whole or failed or changed or plan.drops or plan.squashed.grants or plan.squashed.roles)
+
+
 def _commit(
-    replay: Replay, commit: Commit, constraints: ConstraintCommit, grants: GrantCommit, outcome: Loaded
+    replay: Replay, commit: Commit, details: tuple[ConstraintCommit, GrantCommit] | None, outcome: Loaded
 ) -> None:
+    """details: None if neither constraints nor grants change."""
     began, plan, progress = clocks.monotonic(), replay.plan, replay.runtime.progress
     commit.databases()
-    constraints.drop()
+    if details:
+        details[0].drop()
     with progress.task("commit tables", total=len(plan.tables)) as advance:
         commit.tables(advance)
     commit.left_out()
@@ -182,8 +197,10 @@ def _commit(
         commit.partitions(gathered(surviving_partitions(plan.squashed, replay.reader.records(plan.after))), advance)
     commit.flip()
     commit.statistics()
-    constraints.add()
-    grants.apply()
+    if details:
+        constraints, grants = details
+        constraints.add()
+        grants.apply()
     _functions(replay, commit)
     commit.recycle_left()
     commit.drop_databases()

@@ -77,7 +77,7 @@ class ConstraintCommit:
     def drop(self) -> None:
         """Drops constraints that the source no longer has, and those that prevent changes of columns."""
         existing = {step.name: step for step in self._work.plan.tables if self._may_have(step) and step.exists}
-        changing = {name for name, step in existing.items() if _changes_columns(step)}
+        changing = {name for name, step in existing.items() if step.changes_columns}
         looked_at = [name for name, step in existing.items() if name in changing or self._wanted(step) is not None]
         there = self._there(looked_at)
         going: list[tuple[Name, Constraint]] = []
@@ -217,11 +217,6 @@ class ConstraintCommit:
         """Returns True if it refers to a table by its name on the target, that is, of a replicated database."""
         parent = lack.constraint.parent
         return parent is None or parent[0] in self._work.plan.placement.databases.values()
-
-
-def _changes_columns(step: TablePlan) -> bool:
-    there, wanted = (table.storage.columns if table and table.storage else () for table in (step.there, step.table))
-    return step.there is not None and there != wanted
 
 
 def _source_name(step: TablePlan) -> str:
