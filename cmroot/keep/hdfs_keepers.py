@@ -13,7 +13,7 @@ import errno
 import http.client
 import os
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 from xml.etree import ElementTree
@@ -28,6 +28,7 @@ from cmroot.root import open_existing
 from cmroot.store.hdfs import SCHEMES, in_zone
 from cmroot.store.hdfs_checksums import PATIENCE, ask, hdfs_checksum, web_addresses
 from cmroot.store.listing import FileState, file_state
+from cmroot.store.listings import OWN
 from cmroot.store.place import Place, join, name_of, scheme
 from cmroot.store.spelling import normal, split_authority, upwards
 
@@ -93,6 +94,36 @@ def differences(directory: str, old: str, new: str = "") -> list[Difference]:
             errno.EIO, "WebHDFS: a snapshot diff of other snapshots, or with names that are not UTF-8", directory
         )
     return found
+
+
+class Named:
+    """The paths that snapshot differences name."""
+
+    def __init__(self, found: Iterable[Difference]) -> None:
+        self._whole: set[str] = set()  # everything below them has changed
+        named, above = set[str](), set[str]()
+        for each in found:
+            for path in (each.path, each.target):
+                if path:
+                    named.add(path)
+                    above.update(each for each in upwards(path) if each != path)
+                    if each.kind != "MODIFY":
+                        self._whole.add(path)
+        self._inside = named | above  # something in them has changed
+        self._files_in = {path.rpartition("/")[0] or "/" for path in named - above}  # or new and dropped directories
+
+    def __bool__(self) -> bool:
+        return bool(self._inside)
+
+    def has(self, path: str) -> bool:
+        """Returns True if a file in the directory `path`, or the directory itself, may have changed."""
+        return path in self._inside or any(each in self._whole for each in upwards(path))
+
+    def has_of_root(self, path: str) -> bool:
+        """Returns True if a file of a partitioned table's directory `path` that is in no partition may have changed.
+        Differences do not show which paths are files: what has no changes below it may be one."""
+        own = any(f"{path.rstrip('/')}/{name}" in self._inside for name in OWN)
+        return own or path in self._files_in or any(each in self._whole for each in upwards(path))
 
 
 def captures_open_files(store: str) -> bool:

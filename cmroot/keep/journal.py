@@ -27,6 +27,7 @@ from cmroot.log.captured import ADD, FILES
 from cmroot.log.references import JOURNAL
 from cmroot.store.checksum import checksum_file
 from cmroot.store.listing import FileState, file_state, hidden, object_state, skipped_directory
+from cmroot.store.listings import OWN
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import Place, is_local, join, local_path, normal, remote_store
 from cmroot.store.spelling import naming
@@ -53,12 +54,14 @@ class InterceptSource(msgspec.Struct, frozen=True):
     entry: str = ""
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """The owner of the files below a location: a table without partitions, or a partition by its escaped name."""
+class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The owner of the files below a location: a table, or a partition by its escaped name. root: a partitioned table,
+    which owns the files that `list_root` lists."""
 
     table: str
     partition: str
     location: str
+    root: bool = False
 
 
 class DropCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +154,8 @@ def _is_below(place: str, other: str) -> bool:
 
 def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
     """Returns file entries (cmroot.log.segment.FILES, positions null) of all data files of a table or partition.
-    `kept`: by original path, normalised by `normal`. `_temporary` and files next to partitions belong to no table."""
+    `kept`: by original path, normalised by `normal`. `_temporary` and directories without a partition in that of a
+    partitioned table belong to none."""
     owners = {normal(owner.location): owner for owner in journal.owners}
     above: dict[str, str | None] = {}  # directory -> the location that it belongs to
     columns: dict[str, list[Any]] = {name: [] for name in FILES.names}
@@ -165,6 +169,8 @@ def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
         owner, path = owners[location], place[len(location) + 1 :]
         *parents, name = path.split("/")
         if hidden(name) or any(skipped_directory(parent) for parent in parents):
+            continue
+        if owner.root and parents and parents[0] not in OWN:
             continue
         row = {
             "op": ADD,

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,12 +18,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from cmroot.errors import NotWritable
-from cmroot.store.buckets import lists_ranges, trees
 from cmroot.store.checksum import ALGORITHM
 from cmroot.store.delta import LOG, beyond
 from cmroot.store.objects import object_identity, object_time_ns
-from cmroot.store.place import Place, is_local, local_path, name_of, normal, remote_store, split_authority
+from cmroot.store.place import Place, is_local, local_path, name_of, remote_store
 from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown, unsafe
 
@@ -126,54 +124,14 @@ def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Lis
     A file or directory that vanishes concurrently is left out: its parent's recorded time is older than that change.
     `now_ns` returns the filesystem's current time.
     """
-    return _list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
+    return list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
 
 
-class Listings:
-    """Listings of several locations, for a caller that requests them in turn. The first ones of a store that lists
-    ranges are made together, in few requests; at most one page ahead of the requested one, if locations are sorted."""
-
-    def __init__(self, locations: Sequence[str]) -> None:
-        self._locations = locations
-        self._coming = _together(locations)
-        self._here: dict[int, Listing | None] = {}
-        self._unasked = set(range(len(locations)))
-
-    def of(self, index: int) -> Listing | None:
-        """Returns the listing of a location like `list_tree`; a new listing each time."""
-        if index in self._unasked:
-            self._unasked.discard(index)
-            while index not in self._here and (came := self._next()):
-                self._here[came[0]] = came[1]
-        return self._here.pop(index, None) or list_tree(self._locations[index])
-
-    def _next(self) -> tuple[int, Listing | None] | None:
-        """Returns the next listing; None after an error: listing that location separately reports it better."""
-        try:
-            return next(self._coming, None)
-        except (ConnectionError, TimeoutError):
-            raise
-        except (OSError, NotWritable):
-            return None
-
-
-def _together(locations: Sequence[str]) -> Iterator[tuple[int, Listing | None]]:
-    """Yields the locations (by index) whose store lists ranges, by bucket and in the order of their keys. None: must be
-    listed separately."""
-    buckets: dict[str, list[int]] = {}
-    for index, location in enumerate(locations):
-        if lists_ranges(location):
-            buckets.setdefault(split_authority(normal(location))[0], []).append(index)
-    for indexes in buckets.values():
-        places = [locations[index] for index in indexes]
-        for nth, found in trees(places):
-            prefix = _prefix(places[nth])
-            alone = not found or any(key.startswith(f"{prefix}{LOG}/") for key in found)
-            yield indexes[nth], None if alone else _objects(prefix, found)
-
-
-def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
-    """Lists a Delta table's log before everything else: a later listing contains all files that the log names."""
+def list_local(
+    top: str, now_ns: Callable[[], int], within: Callable[[str], bool] = lambda name: True
+) -> Listing | None:
+    """Lists a Delta table's log before everything else: a later listing contains all files that the log names. within:
+    selects the directories at the top by name."""
     listed_ns = now_ns()  # once, before everything: an earlier time is only safer
     files: list[FileState] = []
     directories: list[DirectoryState] = []
@@ -193,6 +151,7 @@ def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
                 if (status.st_dev, status.st_ino) in seen:
                     continue
                 found, below, strange = _scan(path, prefix)
+                below = [name for name in below if relative or within(name)]
                 if LOG in below and not log_listed:  # and then the table again
                     waiting, log_listed = ["", LOG], True
                     continue
@@ -275,14 +234,14 @@ def object_state(name: str, info: dict[str, Any]) -> FileState:
 
 
 def _list_objects(location: str) -> Listing | None:
-    store, prefix = remote_store(location), _prefix(location)
+    store, prefix = remote_store(location), key_prefix(location)
     found = store.tree(location)
     log = {key: info for key, info in found.items() if key.startswith(f"{prefix}{LOG}/")}
     if log:  # a Delta table: files listed after its log include all files that the log names
         skipped = beyond(key[len(prefix) + len(LOG) + 1 :] for key in log)
         log = {key: info for key, info in log.items() if key[len(prefix) + len(LOG) + 1 :] not in skipped}
         found = {key: info for key, info in store.tree(location).items() if not key.startswith(f"{prefix}{LOG}/")} | log
-    listing = _objects(prefix, found)
+    listing = listed_objects(prefix, found)
     if found.keys() == {prefix[:-1]}:
         (info,) = found.values()
         if info.get("type") != "directory" and info["size"]:  # one of no bytes is a marker created by tools
@@ -290,11 +249,11 @@ def _list_objects(location: str) -> Listing | None:
     return listing if found else None
 
 
-def _prefix(location: str) -> str:
+def key_prefix(location: str) -> str:
     return remote_store(location).key(location).rstrip("/") + "/"
 
 
-def _objects(prefix: str, found: dict[str, dict[str, Any]]) -> Listing:
+def listed_objects(prefix: str, found: dict[str, dict[str, Any]]) -> Listing:
     files, unnamed = [], []
     for key, info in found.items():
         relative = key[len(prefix) :]

@@ -226,10 +226,11 @@ class Fold(Inventory):
             self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
 
     def note_formats(self) -> None:
-        """Records the format of every known table, and lists materialized views, as older releases did not."""
+        """Records the format of every known table, and lists what older releases did not: materialized views, and the
+        directories of partitioned tables."""
         for row_id, body in self._db.execute("SELECT id, body FROM tables").fetchall():
             self._note_format(table := msgspec.json.decode(body, type=Table))
-            if table.kind == MATERIALIZED_VIEW and has_files(table):
+            if (table.kind == MATERIALIZED_VIEW or table.is_partitioned) and has_files(table):
                 self._db.execute("UPDATE tables SET listed = 0 WHERE id = ?", (row_id,))
 
     def _note_format(self, table: Table) -> None:
@@ -460,4 +461,4 @@ class Fold(Inventory):
 
 
 def has_files(table: Table) -> bool:
-    return not table.is_view and not table.is_partitioned and bool(table.location)
+    return not table.is_view and bool(table.location)

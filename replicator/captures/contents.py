@@ -121,7 +121,7 @@ class Contents:
         self._named.clear()
         if missing:  # files that a gateway moved are not lost: either their event follows, or they are moved back
             taken |= under_way(self._root)
-        return [(obj, why) for obj, why in missing if (obj.db, obj.table) not in taken]
+        return [(obj, why) for obj, why in missing if why and (obj.db, obj.table) not in taken]
 
     def found_missing(
         self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key], refused: Sequence[Uncaptured]

@@ -35,7 +35,8 @@ _T = TypeVar("_T")
 @dataclass(frozen=True)
 class DataObject:
     """A table or partition that has files: its keys in the manifest, its names, its location, and the position of the
-    last record that touched it (for a partition, at least the position at which its table got its name)."""
+    last record that touched it (for a partition, at least the position at which its table got its name). `root`: the
+    directory of a partitioned table, whose files are those that none of its partitions has."""
 
     table_id: int
     partition_id: int
@@ -44,6 +45,7 @@ class DataObject:
     partition: str
     location: str
     touched: int
+    root: bool = False
 
     @property
     def label(self) -> str:

@@ -31,6 +31,7 @@ from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 
 VERSION = 2
 _PAGE = 10_000
+_PARTITIONED = "json_type(CAST(body AS TEXT), '$.partition_keys') NOTNULL"
 _SCHEMA = """
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE scope (db TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -79,7 +80,7 @@ class Manifest(Inventory):
         self._db.executescript(_INDEXES + GRANT_TABLES)
         self._db.execute("BEGIN")
         self._fold = Fold(self._db)
-        for key, note in (("kinds", self._fold.note_formats), ("named_files", self._fold.note_all_named)):
+        for key, note in (("roots", self._fold.note_formats), ("named_files", self._fold.note_all_named)):
             if self.recall(key) is None:
                 note()
                 self.remember(key, "noted")
@@ -153,15 +154,15 @@ class Manifest(Inventory):
     def unlisted(self, batch: int = 500) -> Iterator[list[DataObject]]:
         """Yields the objects to list, in batches; may include objects marked during the iteration."""
         for query in (
-            "SELECT id, 0, db, name, '', location, touched FROM tables"
+            f"SELECT id, 0, db, name, '', location, touched, {_PARTITIONED} FROM tables"
             " WHERE NOT listed AND location <> '' AND id > ? ORDER BY id LIMIT ?",
-            "SELECT t.id, p.id, t.db, t.name, p.name, p.location, max(p.touched, t.named) FROM partitions p"
+            "SELECT t.id, p.id, t.db, t.name, p.name, p.location, max(p.touched, t.named), FALSE FROM partitions p"
             " JOIN tables t ON t.id = p.table_id WHERE NOT p.listed AND p.location <> '' AND p.id > ?"
             " ORDER BY p.id LIMIT ?",
         ):
             last = 0
             while rows := self._db.execute(query, (last, batch)).fetchall():
-                yield [DataObject(row[0], row[1], row[2], row[3], row[4], row[5] or "", row[6]) for row in rows]
+                yield [DataObject(*row) for row in rows]
                 last = rows[-1][1] or rows[-1][0]
 
     def object(self, db: str, table: str, partition: str) -> DataObject | None:
@@ -181,24 +182,23 @@ class Manifest(Inventory):
         ).fetchone()
         return int(sum(counts))
 
-    def unlist_objects_on_stores(self, stays: Callable[[str], bool], db: str = "", names: Sequence[str] = ()) -> None:
+    def unlist_objects_on_stores(
+        self, stays: Callable[[str, bool], bool], db: str = "", names: Sequence[str] = ()
+    ) -> None:
         """Marks objects on stores without directories as unlisted, of all tables or some of a database: only a listing
-        shows their changes. `stays`: returns True for locations known otherwise to be unchanged."""
+        shows their changes. `stays`: returns True for locations (and `DataObject.root`) known to be unchanged."""
         some = f"db = ? AND name IN ({', '.join('?' * len(names))}) AND " if db else ""
         about = (db, *names) if db else ()
         remote = (
             "listed AND location LIKE '%://%' AND location NOT LIKE '/%' AND location NOT LIKE 'file:%' AND"
             " NOT EXISTS (SELECT 1 FROM directories d WHERE "
         )
-        tables = self._db.execute(
-            f"SELECT id, location, body FROM tables WHERE {some}{remote} d.table_id = tables.id"
-            " AND d.partition_id = 0)",
-            about,
-        ).fetchall()
+        query = f"SELECT id, location, body FROM tables WHERE {some}{remote} d.table_id = id AND d.partition_id = 0)"
+        tables = self._db.execute(query, about).fetchall()
         self.unlist(
             (row_id, 0)
             for row_id, location, body in tables
-            if has_files(msgspec.json.decode(body, type=Table)) and not stays(location)
+            if has_files(table := msgspec.json.decode(body, type=Table)) and not stays(location, table.is_partitioned)
         )
         theirs = f"table_id IN (SELECT id FROM tables WHERE {some.removesuffix(' AND ')}) AND " if db else ""
         last = 0
@@ -207,7 +207,7 @@ class Manifest(Inventory):
             f" AND d.partition_id = partitions.id) AND id > ? ORDER BY id LIMIT {_PAGE}",
             (*about, last),
         ).fetchall():
-            self.unlist((table_id, row_id) for table_id, row_id, location in rows if not stays(location))
+            self.unlist((table_id, row_id) for table_id, row_id, location in rows if not stays(location, False))
             last = rows[-1][1]
 
     def mark_known(self) -> None:

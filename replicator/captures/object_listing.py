@@ -21,7 +21,7 @@ from cmroot.errors import NotWritable
 from cmroot.keep.hdfs_keepers import (
     CAPTURES_OPEN,
     DIRECTORY,
-    Difference,
+    Named,
     SnapshotKeeper,
     captures_open_files,
     differences,
@@ -34,7 +34,8 @@ from cmroot.keep.hdfs_keepers import (
 from cmroot.keep.keepers import Keeper, Kept
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
-from cmroot.store.listing import FileState, Listing, Listings, full_identity
+from cmroot.store.listing import FileState, Listing, full_identity
+from cmroot.store.listings import Listings
 from cmroot.store.place import is_local, join, scheme
 from cmroot.store.spelling import normal, split_authority, upwards
 from replicator.captures.inventory import DataObject, KnownFile
@@ -59,10 +60,10 @@ class ListTask:
 @dataclass
 class Listed:
     """The outcome: rows for the captured log (the caller sets the positions), the object of each row, each object's
-    directories, the objects whose directory could not be read, with the reason, and the amount read. `postponed`:
-    objects left out because the outcome became too large; another task must list them. `unnamed`: per object, its names
-    that are not UTF-8. `same`: (object, path, identity) of files that were read although only their identity had
-    changed."""
+    directories, the objects whose directory could not be read, with the reason ("": it need not exist), and the amount
+    read. `postponed`: objects left out because the outcome became too large; another task must list them. `unnamed`:
+    per object, its names that are not UTF-8. `same`: (object, path, identity) of files that were read although only
+    their identity had changed."""
 
     objects: Sequence[DataObject]
     rows: pa.Table
@@ -79,7 +80,8 @@ class Listed:
 def list_objects(task: ListTask) -> Listed:
     """Lists each object and retains new bytes. May run twice: retained bytes are content-addressed."""
     rows = _Rows()
-    listings = Listings([obj.location for obj in task.objects])
+    roots = {index for index, obj in enumerate(task.objects) if obj.root}
+    listings = Listings([obj.location for obj in task.objects], roots)
     missing: list[tuple[DataObject, str]] = []
     directories = []
     unnamed: dict[int, list[str]] = {}
@@ -98,6 +100,9 @@ def list_objects(task: ListTask) -> Listed:
                 break
             if listing is None and not known and not is_local(obj.location):
                 break  # a store without directories returns nothing if nothing was written yet
+            if listing is None and obj.root and not known:  # all of its partitions may be elsewhere
+                missing.append((obj, ""))
+                break
             if listing is None:
                 missing.append((obj, f"its directory {obj.location} does not exist"))
                 break
@@ -352,27 +357,6 @@ class Base(msgspec.Struct, frozen=True):
     listed: int
 
 
-class Named:
-    """The paths that snapshot differences name."""
-
-    def __init__(self, found: Iterable[Difference]) -> None:
-        self._inside: set[str] = set()  # something in them has changed
-        self._whole: set[str] = set()  # everything below them has changed
-        for each in found:
-            for path in (each.path, each.target):
-                if path:
-                    self._inside.update(upwards(path))
-                    if each.kind != "MODIFY":
-                        self._whole.add(path)
-
-    def __bool__(self) -> bool:
-        return bool(self._inside)
-
-    def has(self, path: str) -> bool:
-        """Returns True if a file in the directory `path`, or the directory itself, may have changed."""
-        return path in self._inside or any(each in self._whole for each in upwards(path))
-
-
 class SnapshotDiff:
     """The snapshot differences of one capture. Each directory is queried when the first object in it is checked, which
     is before any of them is listed."""
@@ -384,10 +368,13 @@ class SnapshotDiff:
         self._bases = bases(log.manifest)
         self._named: dict[str, Named | None] = {}
 
-    def is_quiet(self, location: str) -> bool:
-        """Returns True if nothing has changed at a location since it was listed."""
+    def is_quiet(self, location: str, *, root: bool = False) -> bool:
+        """Returns True if nothing has changed at a location since it was listed. root: as of a `DataObject`."""
         named = self._named_at(location)
-        return named is not None and not named.has(split_authority(normal(location))[1] or "/")
+        if named is None:
+            return False
+        path = split_authority(normal(location))[1] or "/"
+        return not (named.has_of_root(path) if root else named.has(path))
 
     def is_known(self, location: str) -> bool:
         """Returns True if differences are available for a location."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time as clocks
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -20,6 +20,7 @@ from cmroot.errors import StorageUnreachable
 from cmroot.keep.versions import why_unversioned
 from cmroot.store.buckets import BucketQueue, Standing, why_not_all
 from cmroot.store.listing import changed_directories
+from cmroot.store.listings import OWN
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority
 from replicator.captures.manifest import GRANTS
@@ -80,9 +81,9 @@ class BucketNotices:
         self._named: dict[str, list[str] | None] = {}  # keys, sorted; None: everything is to be listed
         self._taken: dict[str, list[str]] = {}
 
-    def is_quiet(self, location: str) -> bool:
-        """Returns True if nothing has changed at a location since it was listed. Raises StorageUnreachable if a queue
-        is not reachable."""
+    def is_quiet(self, location: str, *, root: bool = False) -> bool:
+        """Returns True if nothing has changed at a location since it was listed. root: as of a `DataObject`. Raises
+        StorageUnreachable if a queue is not reachable."""
         if not self._queues or scheme(location) != "s3":
             return False
         bucket, path = split_authority(normal(location))
@@ -93,11 +94,10 @@ class BucketNotices:
         named, key = self._named[bucket], path.strip("/")
         if named is None:
             return False
-        if not key:
-            return not named
-        below = bisect_left(named, f"{key}/")
-        at = bisect_left(named, key)
-        return not (named[below : below + 1] and named[below].startswith(f"{key}/")) and named[at : at + 1] != [key]
+        top, at = f"{key}/" if key else "", bisect_left(named, key)
+        if key and named[at : at + 1] == [key]:
+            return False
+        return next(_of_root(named, top) if root else _below(named, top), None) is None
 
     @property
     def delay(self) -> int:
@@ -191,6 +191,26 @@ def _doubt(before: Trusted, url: str, standing: Standing, now: int) -> str:
     return ""
 
 
+def _below(named: Sequence[str], top: str) -> Iterator[str]:
+    """Yields those of the sorted keys that begin with `top`."""
+    for at in range(bisect_left(named, top), len(named)):
+        if not named[at].startswith(top):
+            return
+        yield named[at]
+
+
+def _of_root(named: Sequence[str], top: str) -> Iterator[str]:
+    """Yields those of the sorted keys that `list_root` would list; skips all keys below another directory at once."""
+    at = bisect_left(named, top)
+    while at < len(named) and named[at].startswith(top):
+        name, inside, _ = named[at][len(top) :].partition("/")
+        if not inside or name in OWN:
+            yield named[at]
+            at += 1
+        else:
+            at = bisect_left(named, f"{top}{name}0", at)  # "0" follows "/"
+
+
 # ---- the scan of one capture -----------------------------------------------------------------------------------------
 
 
@@ -225,7 +245,9 @@ class Scan:
             for each in objects:
                 snapshots.is_known(each.location)
                 self._notices.is_quiet(each.location)
-        self._unlist_changed(lambda place: snapshots.is_quiet(place) or self._notices.is_quiet(place))
+        self._unlist_changed(
+            lambda place, root: snapshots.is_quiet(place, root=root) or self._notices.is_quiet(place, root=root)
+        )
         snapshots.finish()
         self._notices.finish()
         if compare:
@@ -240,7 +262,7 @@ class Scan:
         snapshots = SnapshotDiff(self._log, self._snapshots, begin=False, prove=False)
         if bases(self._log.manifest):
             self._log.manifest.unlist_objects_on_stores(
-                lambda place: snapshots.is_quiet(place) or not snapshots.is_known(place)
+                lambda place, root: snapshots.is_quiet(place, root=root) or not snapshots.is_known(place)
             )
             snapshots.finish()
         turns = Turns(self._log.manifest, self._log.began)
@@ -249,7 +271,7 @@ class Scan:
                 if db in existing:
                     refused = self._refusals.asked_again(db, names)
                     self._observe(refresh_tables(self._source, self._log.manifest, db, names, refused, deep=deep), deep)
-                self._unlist_changed(snapshots.is_known, db, names)
+                self._unlist_changed(lambda place, _: snapshots.is_known(place), db, names)
             if clocks.monotonic() >= end:
                 break
         scanned = turns.end()
@@ -292,7 +314,7 @@ class Scan:
                 if change.touched not in moving:
                     self._log.observe(change)
 
-    def _unlist_changed(self, stays: Callable[[str], bool], db: str = "", names: Sequence[str] = ()) -> None:
+    def _unlist_changed(self, stays: Callable[[str, bool], bool], db: str = "", names: Sequence[str] = ()) -> None:
         """Compares recorded directories with the store: all, or those of some tables. `stays`: as for the manifest."""
         stale: set[tuple[int, int]] = set()
         for rows in self._log.manifest.directories(db, names):

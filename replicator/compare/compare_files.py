@@ -18,7 +18,8 @@ from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs import in_zone
 from cmroot.store.hdfs_checksums import Crc, composite_crc
-from cmroot.store.listing import FileState, Listing, Listings, list_tree, may_name_places
+from cmroot.store.listing import FileState, Listing, list_tree, may_name_places
+from cmroot.store.listings import Listings
 from cmroot.store.place import join, located, parent, scheme
 from replicator.compare.differences import Difference, Differences
 from replicator.core.model import Partition, Table
@@ -44,7 +45,8 @@ _ASKED_AT_ONCE = 16
 class FilePair:
     """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
     far as the metastore knows. `delta`: a Delta table, whose log is read, too. `homes`: further locations that its
-    files may name, as for `homes_of`."""
+    files may name, as for `homes_of`. `root`: the directory of a partitioned table, of which only files that no
+    partition has are compared."""
 
     name: str
     source: str
@@ -52,6 +54,7 @@ class FilePair:
     size: int = 0
     delta: bool = False
     homes: Sequence[tuple[str | None, str | None]] = ()
+    root: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,9 @@ class FilesCompared:
 def compare_files(task: FileTask) -> FilesCompared:
     """Compares files. Reads only, so it may run twice. A file that vanishes is reported as missing on its side."""
     report = FilesCompared()
-    sources = Listings([pair.source for pair in task.pairs])
-    targets = Listings([pair.target for pair in task.pairs])
+    roots = {index for index, pair in enumerate(task.pairs) if pair.root}
+    sources = Listings([pair.source for pair in task.pairs], roots)
+    targets = Listings([pair.target for pair in task.pairs], roots)
     for index, pair in enumerate(task.pairs):
         _compare(pair, sources.of(index), targets.of(index), task, report)
         report.objects += 1
@@ -114,7 +118,7 @@ def _compare(
     if pair.delta:
         _compare_log(pair, target, report)
     known = {each.relative for each in here.directories} if here else set()
-    for name in empty_directories(there):
+    for name in empty_directories(there) if not pair.root else ():
         if name not in known:  # some readers fail at it; one that exists only at the source is harmless here
             _add(report, pair, "directory extra", name, None, "empty")
     if task.level not in (CRC, CHECKSUM):

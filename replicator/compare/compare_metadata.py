@@ -287,6 +287,9 @@ class MetadataComparison:
         if source.is_view and not source.is_partitioned:
             return
         if source.is_partitioned and target.is_partitioned:
+            if source.location and target.location and not (shared or source.is_view):
+                pair = FilePair(name, source.location, target.location, homes=of_databases(placement), root=True)
+                yield from self._files(homes, pair)
             for pair in self._partitions(source, target, read, placement, homes):
                 if not shared:
                     yield pair

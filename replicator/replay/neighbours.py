@@ -19,6 +19,7 @@ from functools import lru_cache
 from cmroot.errors import Error
 from cmroot.keep.recycle import recycle_tree, refuse_link
 from cmroot.store.listing import list_tree
+from cmroot.store.listings import OWN
 from cmroot.store.place import Place, is_local, is_within, join, local_path, located, normal, parent, resolved
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
@@ -38,26 +39,31 @@ from replicator.replay.replica import SOURCE
 
 @dataclass(frozen=True)
 class SparedPlace:
-    """A path that is not cleared, resolved. `key`: for a partitioned table's own directory, which holds no data but its
-    partitions', only the directories that begin with `<key>=` remain ("": all of it)."""
+    """A path that is not cleared, resolved. `key`: in a partitioned table's own directory, only the directories that
+    begin with `<key>=` remain, and the files that `list_root` lists ("": all of it)."""
 
     place: str
     key: str = ""
 
-    def covers(self, place: str) -> bool:
+    def covers(self, place: str, *, directory: bool = False) -> bool:
+        """directory: True if the path is one, not a file."""
         if not is_within(place, self.place):
             return False
-        return not self.key or begins_partition(place[len(self.place) :], self.key)
+        below = place[len(self.place) :].lstrip("/")
+        name, inside, _ = below.partition("/")
+        own = name in OWN or (bool(name) and not inside and not directory)
+        return not self.key or begins_partition(below, self.key) or own
 
 
 @dataclass(frozen=True)
 class Clearing:
     """A directory to clear, and the paths at or below it that remain. above: how many directories above it are removed
-    with it, as long as they are empty then."""
+    with it, as long as they are empty then. root: only of files that are in no partition, see `list_root`."""
 
     directory: str
     kept: tuple[SparedPlace, ...] = ()
     above: int = 0
+    root: bool = False
 
 
 def begins_partition(below: str, key: str) -> bool:
@@ -107,10 +113,11 @@ def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence
     count = 0
     for entry in entries:
         there = {f"{spelling.rstrip('/')}/{entry.name}" for spelling in spellings}
-        if entry.name == PUBLISHED or any(each.covers(place) for each in kept for place in there):
+        is_tree = entry.is_dir(follow_symlinks=False)
+        if entry.name == PUBLISHED or any(each.covers(place, directory=is_tree) for each in kept for place in there):
             continue
         if any(is_within(each.place, place) for each in kept for place in there):
-            if entry.is_dir(follow_symlinks=False):
+            if is_tree:
                 count += _clear_around(root, entry.path, there, kept)
         elif entry.is_symlink():
             os.unlink(entry.path)  # as with the entire directory: the linked bytes belong to others

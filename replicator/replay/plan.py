@@ -51,6 +51,7 @@ class TableRule:
     """The rule of a table under one of its names, from position `begin` to `end` (None: the end of the range): its
     final database and source location, the moves of its directory, and the position from which entries count. `gone`:
     none of its files are wanted. `partitions`: rules by each of their names. `name`: its last name on the target.
+    `home`: the location of a partitioned table on the target, for its files that are in none of its partitions.
     `place`: the directory in which the load publishes it, with partitions below it by name (None: in the source's
     layout). `only`: the objects that are published, "" for the table's own files (None: all)."""
 
@@ -65,6 +66,7 @@ class TableRule:
     name: tuple[str, str] | None = None
     place: str | None = None
     only: frozenset[str] | None = None
+    home: str | None = None
 
     def partition(self, name: str, position: int) -> PartitionRule | None:
         """Returns the partition that had a name at a position; None if it requires no rule."""
@@ -94,6 +96,8 @@ class FileRules:
             return None
         moves = tuple(sorted(rule.moves + about.moves)) if about else rule.moves
         now = follow(location, position, moves)
+        if rule.home is not None and not partition:  # void at an earlier location of the table
+            return (now, rule.home) if rule.location and normal(now) == normal(rule.location) else None
         if rule.place is not None:
             return now, join(rule.place, about.now if about else partition)
         return now, self.placement.inside(rule.db, rule.location, now)
@@ -456,6 +460,7 @@ class Plan:
                         name=step.name if step else None,
                         place=step.place if step else None,
                         only=frozenset(step.touched) if step and step.place and step.exists else None,
+                        home=step.table.location if step and step.table and step.table.is_partitioned else None,
                     )
                 )
         return FileRules(placement=self.placement, tables=rules, after=self.after)

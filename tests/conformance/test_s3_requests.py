@@ -27,7 +27,8 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store import remote
 from cmroot.store.checksum import checksum_at
-from cmroot.store.listing import Listing, Listings, list_tree
+from cmroot.store.listing import Listing, list_tree
+from cmroot.store.listings import Listings, list_root
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
@@ -283,3 +284,12 @@ def test_what_a_capture_a_load_and_an_idle_capture_ask(
     assert (copied - by_time).total() <= 3 * PARTITIONS + 2 * few
     assert by_time["HEAD"] <= PARTITIONS + few and by_time["PUT"] <= 2 * few
     assert compared.total() <= 2.2 * PARTITIONS + few
+
+
+def test_the_directory_of_a_partitioned_table_costs_a_request_for_a_thousand_partitions(proxy: Proxy) -> None:
+    write(*(f"root/p={number:03d}/{file}" for number in range(50) for file in range(30)))
+    write("root/_SUCCESS", "root/_spark_metadata/0", "root/_temporary/0/part")
+    proxy.taken()
+    listing = list_root(f"{BUCKET}/root")
+    assert listing and [each.path_relative for each in listing.files] == ["_SUCCESS", "_spark_metadata/0"]
+    assert proxy.taken()["LIST"] == 2  # one more for the log of a streaming sink

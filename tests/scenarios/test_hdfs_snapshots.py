@@ -40,6 +40,9 @@ class SnapshotStory(Lab):
         self.source.table("plain", {"f": "1\tone\n", "g": "2\ttwo\n"})
         self.source.partitioned("parts", {"x": {"f": "1\tx\n"}, "y": {"f": "2\ty\n"}, "é ü%20": {"f": "3\tz\n"}})
 
+    ALL = ("parts", "parts/p=x", "parts/p=y", "parts/p=é ü%20", "plain")
+    """What a complete scan lists: tables, partitions, and the directory of the partitioned table without them."""
+
     def place(self, path: str) -> HdfsPath:
         return self.source.home / path
 
@@ -99,10 +102,42 @@ def test_only_what_changed_without_an_event_is_listed(story: SnapshotStory) -> N
     story.place("parts/p=y").rename(story.place("parts/p=é ü%20"))
     story.place("aside").rename(story.place("parts/p=y"))
     swapped, listed = story.scan()
-    assert set(listed) == {"plain", "parts/p=y", "parts/p=é ü%20"}
+    assert set(listed) == {"plain", "parts", "parts/p=y", "parts/p=é ü%20"}  # files may have been renamed there
     assert swapped.output["files"] == 2
     story.catch_up()
     assert story.scan()[1] == []
+
+
+def test_files_of_no_partition_are_listed_if_a_difference_names_one(story: SnapshotStory) -> None:
+    def changed() -> int:
+        captured, listed = story.scan()
+        assert set(listed) == {"parts"}
+        return int(captured.output["files"])
+
+    story.source.write("parts", {"_SUCCESS": ""})
+    story.bootstrap()
+    assert (story.target.home / "parts/_SUCCESS").read_text() == ""
+    story.source.write("parts", {"notes": "of all\n"})
+    assert changed() == 1
+    file = Client(story.home.cluster.url).append(story.place("parts/notes").path)
+    file.write(b"more\n")
+    file.close()
+    assert changed() == 1
+    (story.place("parts") / "_SUCCESS").unlink()
+    assert changed() == 0
+    story.catch_up()
+    assert (story.target.home / "parts/notes").read_text() == "of all\nmore\n"
+    assert not (story.target.home / "parts/_SUCCESS").exists()
+
+    story.source.write("parts/_spark_metadata", {"0": "v1\n"})
+    assert set(story.scan()[1]) == {"parts", "parts/_spark_metadata"}
+    story.source.write("parts/_spark_metadata", {"1": "v1\n"})
+    story.source.write("parts/_temporary/0", {"unfinished": "x"})
+    assert set(story.scan()[1]) == {"parts", "parts/_spark_metadata"}
+    story.source.write("parts/_temporary/0", {"more": "x"})
+    assert story.scan()[1] == []
+    story.catch_up()
+    assert sorted(path.name for path in (story.target.home / "parts/_spark_metadata").iterdir()) == ["0", "1"]
 
 
 def test_events_and_their_files_are_captured_beside(story: SnapshotStory) -> None:
@@ -145,16 +180,16 @@ def test_without_its_snapshot_everything_is_listed(story: SnapshotStory) -> None
     story.home.delete_snapshot(story.base())
     story.source.write("plain", {"new": "7\tseven\n"})
     captured, listed = story.scan()
-    assert set(listed) == {"plain", "parts/p=x", "parts/p=y", "parts/p=é ü%20"}
+    assert listed == [*story.ALL]
     assert "Cannot find the snapshot" in str(captured.output["warnings"]), captured
     story.catch_up()
 
     story.home.delete_snapshot(story.base())
     story.home.allow_snapshots(False)
     story.source.write("plain", {"newer": "8\teight\n"})
-    assert len(story.scan()[1]) == 4
+    assert story.scan()[1] == [*story.ALL]
     story.catch_up()
-    assert len(story.scan()[1]) == 4
+    assert story.scan()[1] == [*story.ALL]
 
 
 def test_a_lost_manifest_costs_a_listing(story: SnapshotStory) -> None:
@@ -162,7 +197,7 @@ def test_a_lost_manifest_costs_a_listing(story: SnapshotStory) -> None:
     story.source.write("plain", {"new": "7\tseven\n"})
     for each in story.cmroot.glob("manifest.sqlite*"):
         each.unlink()
-    assert len(story.scan()[1]) == 4
+    assert story.scan()[1] == [*story.ALL]
     story.catch_up()
     story.base()
     assert story.scan()[1] == []
@@ -171,9 +206,9 @@ def test_a_lost_manifest_costs_a_listing(story: SnapshotStory) -> None:
 def test_now_and_then_everything_is_listed(story: SnapshotStory, monkeypatch: pytest.MonkeyPatch) -> None:
     story.bootstrap()
     assert story.scan()[1] == []
-    assert len(story.scan("--deep")[1]) == 4
+    assert story.scan("--deep")[1] == [*story.ALL]
     monkeypatch.setattr(comparing, "PROVED", timedelta())
-    assert len(story.scan()[1]) == 4
+    assert story.scan()[1] == [*story.ALL]
     monkeypatch.undo()
 
 
@@ -228,7 +263,7 @@ def test_where_snapshots_do_not_tell_of_open_files_everything_is_listed(
         story.scan()
         file.close()  # type: ignore[attr-defined]
         captured, listed = story.scan()
-        assert len(listed) == 4 and "capture.openfiles" in str(captured.output["warnings"])
+        assert listed == [*story.ALL] and "capture.openfiles" in str(captured.output["warnings"])
         story.catch_up()
         assert story.home.snapshots() == []
 

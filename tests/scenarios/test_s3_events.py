@@ -143,6 +143,18 @@ def test_only_what_notifications_name_is_listed(at: Noticed) -> None:
     assert (at.capture().files, at.listings) == (1, 1)
 
 
+def test_files_of_no_partition_are_listed_if_a_notification_names_one(at: Noticed) -> None:
+    at.settle()
+    for number, name in enumerate(("_SUCCESS", "_spark_metadata/0")):
+        Place(f"{at.home}/{name}").write_bytes(b"")
+        at.arrived()
+        assert (at.capture().files, at.listings) == (1, 1 + number)  # one more for the log of a streaming sink
+        assert (at.capture().files, at.listings) == (0, 0)
+    Place(f"{at.home}/_temporary/0/part").write_bytes(b"unfinished")
+    at.arrived()
+    assert (at.capture().files, at.listings) == (0, 0)
+
+
 def test_what_an_event_of_the_metastore_names_is_listed_all_the_same(at: Noticed) -> None:
     at.settle()
     with connect(at.source.uri) as metastore:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from waiting import CEILING
 
-from cmroot.store.listing import DirectoryState, changed_directories, file_state, list_tree, unchanged
+from cmroot.store.listing import DirectoryState, Listing, changed_directories, file_state, list_tree, unchanged
+from cmroot.store.listings import list_root
 from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
 
@@ -49,6 +50,18 @@ def test_a_listing_has_the_data_and_none_of_the_noise(place: str) -> None:
     for file in listing.files:
         state = file_state(join(place, "t", file.path_relative))
         assert (state.size, state.mtime_ns, state.identity) == (file.size, file.mtime_ns, file.identity)
+
+
+def test_the_directory_of_a_partitioned_table_has_what_no_partition_has(place: str) -> None:
+    own = ["_SUCCESS", "_spark_metadata/0", "_spark_metadata/1/x", "part-0"]
+    for name in [*own, "p=1/part-1", "_p=1/part-1", "q/part-2", "_purge-1/part-3", "_delta_log/0.json", *NOISE]:
+        (Place(place) / "t" / name).write_bytes(name.encode())
+    listing, tree = list_root(join(place, "t")), list_tree(join(place, "t"))
+    assert listing is not None and tree is not None
+    assert listing.files == [file for file in tree.files if file.path_relative in own]
+    assert {each.relative for each in listing.directories} <= {"", "_spark_metadata", "_spark_metadata/1"}
+    assert list_root(join(place, "t/part-0")) is None or list_root(join(place, "t/part-0")) == Listing([], [])
+    assert list_root(join(place, "nothing")) in (None, Listing([], []))
 
 
 def test_a_missing_directory_has_no_listing_and_an_empty_one_has(place: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replicator.captures.manifest import Manifest
-from replicator.core.model import Storage, Table
+from replicator.core.model import Column, Storage, Table
 from replicator.metastore.events.record import ChangeRecord, CreateTable
 
 
@@ -63,20 +63,22 @@ def test_a_transaction_that_a_signal_cut_off_is_taken_back_or_whole(tmp_path: Pa
     assert line > 3
 
 
-def test_materialized_views_that_an_older_release_did_not_list_are_listed(tmp_path: Path) -> None:
+def test_objects_that_an_older_release_did_not_list_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "manifest.sqlite"
     manifest = Manifest(path)
     view = Table(db="d", name="mv", kind="MATERIALIZED_VIEW", storage=Storage(location="file:/w/d.db/mv"))
-    manifest.apply(ChangeRecord(position=1, event=1, time=1, change=CreateTable(table=view)))
+    parted = Table(db="d", name="t", storage=Storage(location="file:/w/d.db/t"), partition_keys=(Column("p", "int"),))
+    for position, table in enumerate((view, parted)):
+        manifest.apply(ChangeRecord(position=position, event=1, time=1, change=CreateTable(table=table)))
     manifest.mark_listed([each for objects in manifest.unlisted() for each in objects])
     manifest.commit()
     manifest.close()
     with sqlite3.connect(path) as older:
-        older.execute("DELETE FROM state WHERE key = 'kinds'")
-    for count in (1, 0):  # once
+        older.execute("DELETE FROM state WHERE key = 'roots'")
+    for wanted in ([("mv", False), ("t", True)], []):  # once
         manifest = Manifest(path)
         found = [each for objects in manifest.unlisted() for each in objects]
-        assert len(found) == count
+        assert [(each.table, each.root) for each in found] == wanted
         manifest.mark_listed(found)
         manifest.commit()
         manifest.close()

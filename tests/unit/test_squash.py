@@ -101,6 +101,10 @@ class Warehouse:
         top = f"{plain(place)}/"
         return {path.removeprefix(top): text for path, text in self.files.items() if path.startswith(top)}
 
+    def in_root(self, place: str | None) -> dict[str, str]:
+        """The files of a partitioned table that none of its partitions has."""
+        return {path: text for path, text in self.below(place).items() if "/" not in path}
+
     def delete(self, place: str | None, kept: Sequence[SparedPlace] = ()) -> None:
         for path in self.below(place):
             if not any(each.covers(f"{plain(place)}/{path}") for each in kept):
@@ -656,7 +660,7 @@ class History:
 
     def _rows(self, obj: DataObject, written: dict[str, int]) -> pa.Table | None:
         known = {path: file.checksum for path, file in self.manifest.files(obj.table_id, obj.partition_id).items()}
-        now = self.source.below(obj.location)
+        now = self.source.in_root(obj.location) if obj.root else self.source.below(obj.location)
         changed = [("add", path, text) for path, text in now.items() if known.get(path) != text]
         changed += [("remove", path, None) for path in known if path not in now]
         if not changed:
@@ -701,10 +705,10 @@ class ModelWork(Work):
 class ModelPreparation(Preparation):
     """The same."""
 
-    def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def _carry(self, pairs: Sequence[tuple[str, str]], *, of_roots: bool = False) -> None:
         target: Any = self._work.target
         for old, new in pairs:
-            for path, text in target.below(old).items():
+            for path, text in (target.in_root(old) if of_roots else target.below(old)).items():
                 target.files.setdefault(f"{plain(new)}/{path}", text)
 
 

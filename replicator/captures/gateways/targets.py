@@ -109,8 +109,8 @@ def _of_tables(upstream: Upstream, tables: Iterable[Table]) -> Targets:
             continue
         assert table.storage and table.storage.location
         sources.append(InterceptSource(table.storage.location, table.name))
+        owners.append(Owner(table.name, "", table.storage.location, root=table.is_partitioned))
         if not table.is_partitioned:
-            owners.append(Owner(table.name, "", table.storage.location))
             continue
         for partition, location in _located(table, _all_partitions(upstream, table)):
             sources.append(InterceptSource(location, table.name))

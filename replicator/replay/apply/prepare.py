@@ -190,9 +190,8 @@ class Preparation:
             in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
             self._work.recycle(dict.fromkeys(in_the_way, step.name), Leaving({step.name}))
             note.write_bytes(left.location.encode())
-            if not table.is_partitioned:
-                self._carry([(left.location, table.location)])
-            else:
+            self._carry([(left.location, table.location)], of_roots=table.is_partitioned)
+            if table.is_partitioned:
                 self._settle_partitions(step, left.location, table.location)
             make_directory(table.location)
             self._work.target.alter_table(*step.name, table_at_place(not_noted(left), left.location, table.location))
@@ -202,9 +201,10 @@ class Preparation:
             self._work.recycle({note.read_bytes().decode(): step.name}, Leaving({step.name}))
             note.remove_own()
 
-    def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def _carry(self, pairs: Sequence[tuple[str, str]], *, of_roots: bool = False) -> None:
+        """Carries files from one directory of each pair to the other. of_roots: as of a `CloneTask`."""
         engine = self._work.runtime.engines.for_work(len(pairs))
-        tasks = [CloneTask(self._work.root, some) for some in batched(pairs, 100)]
+        tasks = [CloneTask(self._work.root, some, of_roots) for some in batched(pairs, 100)]
         deque(engine.run(run_clone_task, tasks), maxlen=0)
 
     def _settle_partitions(self, step: TablePlan, old: str, new: str) -> None:
@@ -226,8 +226,7 @@ class Preparation:
         assert there.location and there.storage and self._work.plan.snapshot
         place = staging_of(self._work.plan.snapshot, there)
         self._work.supersede([Retired(there.location, *(renamed.db, renamed.name), successor=place)])
-        if not there.is_partitioned:
-            self._carry([(there.location, place)])
+        self._carry([(there.location, place)], of_roots=there.is_partitioned)
         make_directory(place)
         return table_at_place(renamed, there.location, place)
 

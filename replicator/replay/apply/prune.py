@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cmroot.store.listing import list_tree
+from cmroot.store.listings import list_root
 from cmroot.store.place import join, normal, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
 from replicator.core.grouping import batched, shared
@@ -102,7 +103,7 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
     found = Pruned()
     for source, home, table in task.homes:
         directory = home.directory
-        listing = list_tree(directory)
+        listing = list_root(directory) if home.root else list_tree(directory)
         wanted = named.get(normal(source), {})
         real = resolved(directory) if home.kept else ""
         before = found.files, found.bytes
@@ -117,7 +118,7 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
             there = {file.path_relative for file in listing.files} if listing else set()
             missing = sum(size or 0 for path, (size,) in wanted.items() if path not in there)  # type: ignore[misc]
             found.count(table, found.files - before[0], found.bytes - before[1], missing)
-        if task.roots is not None and not home.kept:
+        if task.roots is not None and not home.kept and not home.root:
             sweep_empty(directory)
     return found
 
@@ -160,7 +161,7 @@ def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None
         assert step.lineage.table is not None and step.table is not None
         if key in partitioned:
             extra.take(step, _extra_partitions(plan, step, set(), target))
-        elif not step.lineage.table.is_partitioned and (location := step.lineage.table.location):
+        if location := step.lineage.table.location:
             place = _place(plan, step, location, "")
             if place:
                 yield location, place, step.table.location or place
@@ -171,6 +172,8 @@ def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | 
     assert step.lineage.table is not None
     if step.shared or plan.is_uncaptured(step.lineage, partition):
         return None
+    if not partition and step.table and step.table.is_partitioned:
+        return step.table.location
     if step.place is not None:
         return join(step.place, partition) if partition in step.touched or not step.exists else None
     return plan.placement.inside(step.lineage.table.db, step.lineage.table.location, location)
@@ -268,7 +271,9 @@ class _OwnHomes:
         """Yields the directories to clear. homes: (location in the dump, directory, directory of its table)."""
         plan = self.replay.plan
         own, names = Leaving({step.name for step in plan.tables}), _names_by_home(plan)
+        roots = {step.table.location for step in plan.tables if step.table and step.table.is_partitioned}
         for some in batched(homes, HOMES):
+            some = [each for each in some if each[1] not in roots or self._is_alone(each[1], each[2], own)]
             places = [place for _, place, home in some if not self._is_alone(place, home, own)]
             free = self.replay.neighbours.free(places, own)
             if self.acts:
@@ -279,7 +284,8 @@ class _OwnHomes:
             around, held = {each.directory: each for each in free.clearings}, {place for place, _ in free.held}
             for location, place, home in some:
                 if place not in held:
-                    yield location, around.get(place, Clearing(place)), home
+                    clearing = Clearing(place, root=True) if place in roots else around.get(place, Clearing(place))
+                    yield location, clearing, home
 
     def _is_alone(self, place: str, home: str, own: Leaving) -> bool:
         if home not in self._alone:

@@ -15,7 +15,8 @@ from typing import Any
 
 from cmroot.store import objects
 from cmroot.store.checksum import copy_file
-from cmroot.store.listing import list_tree
+from cmroot.store.listing import Listing, list_tree
+from cmroot.store.listings import list_root
 from cmroot.store.local import FLOW, is_directory
 from cmroot.store.place import is_local, join, local_path, located, normal, parent, remote_store
 from replicator.core.grouping import batched
@@ -221,20 +222,22 @@ def missing_files(report: CopyReport) -> list[dict[str, object]]:
 
 @dataclass(frozen=True)
 class CloneTask:
-    """(directory, new directory) pairs, and the target's `$cmroot`."""
+    """(directory, new directory) pairs, and the target's `$cmroot`. of_roots: only files that `list_root` lists."""
 
     root: str
     pairs: Sequence[tuple[str, str]]
+    of_roots: bool = False
 
 
 def run_clone_task(task: CloneTask) -> int:
     """Returns how many files were carried."""
-    return sum(_carry(task.root, old, new) for old, new in task.pairs)
+    listed = list_root if task.of_roots else list_tree
+    return sum(_carry(task.root, (old, listed(old)), (new, listed(new))) for old, new in task.pairs)
 
 
-def _carry(root: str, old: str, new: str) -> int:
-    listing = list_tree(old)
-    there = list_tree(new)
+def _carry(root: str, before: tuple[str, Listing | None], after: tuple[str, Listing | None]) -> int:
+    """Carries files from one directory to another. before, after: the directories with their listings."""
+    (old, listing), (new, there) = before, after
     known = {file.path_relative for file in there.files} if there else set()
     count, made, unlinked, large = 0, set(), [], []
     for file in listing.files if listing else ():
@@ -316,8 +319,8 @@ class Cloning:
             there = step.there if step.rename_from is None else self._work.target.table(*step.name)
             old, new = there.location, step.table.location
             moves = step.place is not None or (self._work.plan.back and is_published(old))
-            if moves and not step.table.is_partitioned and old and new and normal(old) != normal(new):
-                self._carry(step, [(old, new, "")], () if step.recreated else ("",))
+            if moves and old and new and normal(old) != normal(new):
+                self._carry_table(step, old, new)
             if step.place is None or not step.table.is_partitioned:
                 continue
             for batch in batched(sorted(step.touched), PARTITION_BATCH):
@@ -334,6 +337,12 @@ class Cloning:
         for lineage, some in named:
             if (found := steps.get(id(lineage))) is not None and lineage.table is not None:
                 self._carry_back(found, lineage.table, dict(some))
+
+    def _carry_table(self, step: TablePlan, old: str, new: str) -> None:
+        if step.table is None or not step.table.is_partitioned:
+            self._carry(step, [(old, new, "")], () if step.recreated else ("",))
+        elif not step.recreated:
+            run_clone_task(CloneTask(self._work.root, [(old, new)], of_roots=True))
 
     def _carry_back(self, step: TablePlan, table: Table, some: dict[str, Partition]) -> None:
         pairs = []
