@@ -11,7 +11,7 @@ import click
 
 from replicator.cli.options import Session, json_option, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, time_text, took, write
-from replicator.commands.policies import Statuses
+from replicator.commands.policies import Statuses, WaitedDatabases
 from replicator.commands.policies import check as run_check
 from replicator.commands.policies import history as run_history
 from replicator.commands.policies import lag as run_lag
@@ -23,7 +23,7 @@ from replicator.policies.checks.check import PolicyChecked
 from replicator.policies.checks.finding import NAGIOS, nagios_line
 from replicator.policies.lag import Lag
 from replicator.policies.memory import ShownRun
-from replicator.policies.status import Status
+from replicator.policies.status import Status, Waited
 
 # ---- lag -------------------------------------------------------------------------------------------------------------
 # `replicator lag` and `replicator history`: how far a policy's target is behind, and what its runs did.
@@ -236,14 +236,18 @@ def wait(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator wait --target dr --db sales --source prod --until-lag 30s --timeout 5m
     """
     waited = session.call(run_wait, **given)
+    each = waited.databases if isinstance(waited, WaitedDatabases) else [waited]
+    emit(waited, as_json, chain.from_iterable(map(_waited_lines, each)))
+    return 0
+
+
+def _waited_lines(waited: Waited) -> list[str]:
     lag = None
     if waited.lag_seconds is not None and waited.lag_events is not None:
         lag = f"{count_text(waited.lag_events, 'event')}, {waited.lag_seconds:.0f} s"
         if waited.lag_seconds_bound is not None:
             lag += f", at most {bound_text(waited.lag_seconds_bound)}"
-    lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", took(waited.seconds))]
-    emit(waited, as_json, aligned(lines))
-    return 0
+    return aligned([(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", took(waited.seconds))])
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------

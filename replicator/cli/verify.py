@@ -13,7 +13,7 @@ from replicator.cli.output import aligned, count_text, duration_text, emit, shor
 from replicator.commands.verify import repair as run_repair
 from replicator.commands.verify import verify as run_verify
 from replicator.compare.differences import Difference
-from replicator.compare.repair import Repaired, RepairedDatabases, RepairPlan
+from replicator.compare.repair import FailedRepair, Repaired, RepairedDatabases, RepairPlan
 from replicator.compare.sampling import Sampled
 from replicator.compare.verify import Verified
 from replicator.core.not_replicated import PARTIAL
@@ -87,7 +87,8 @@ def _line(each: Difference) -> str:
 @pass_session
 def repair(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore a replica to the state of its last load: find the differences, and copy exactly these. Exit code 4 if
-    differences remain, 3 if only objects remain that are not replicated or were inaccessible.
+    differences remain, 3 if only objects remain that are not replicated or were inaccessible. Of several databases, all
+    are repaired that can be; the exit code is that of an error, if there was one.
 
     The reference is the source's captured log at the target's checkpoint, which does not move. Later changes of the
     source come with the next load. Removed files are moved to the target's root. Safe to run twice.
@@ -100,9 +101,15 @@ def repair(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator repair west --dry-run
     """
     report = session.call(run_repair, **given)
-    each = report.databases if isinstance(report, RepairedDatabases) else [report]
-    emit(report, as_json, chain.from_iterable(map(_repair_lines, each)))
-    return max(map(_code, each))
+    if not isinstance(report, RepairedDatabases):
+        emit(report, as_json, _repair_lines(report))
+        return _code(report)
+    emit(report, as_json, chain(*map(_repair_lines, report.databases), *map(_failed_lines, report.failed)))
+    return report.failed_code or max(map(_code, report.databases))
+
+
+def _failed_lines(failed: FailedRepair) -> Iterable[str]:
+    return aligned([("failed", f"{failed.db}: {failed.message}"), ("hint", failed.hint or None)])
 
 
 def _code(report: Repaired | RepairPlan) -> int:

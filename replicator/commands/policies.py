@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
 from typing import Annotated, Any, ClassVar
@@ -31,7 +31,8 @@ from replicator.core.config import brake_of
 from replicator.core.not_replicated import Rows
 from replicator.core.option import Natural, Positive, Where, arg, opt, python_only
 from replicator.core.runtime import JOBS, Stop
-from replicator.errors import UsageError
+from replicator.errors import NotReached, UsageError
+from replicator.metastore.client import MetastoreReader
 from replicator.policies import lag as lags
 from replicator.policies import plan as plans
 from replicator.policies import steps
@@ -340,10 +341,21 @@ class WaitOptions(OfPolicy):
         return {**super().known(direction), "source_db": names_at_source}
 
 
+@dataclass
+class WaitedDatabases(Rows):
+    """The states of several databases when each had reached the goal, in turn; `seconds` in all."""
+
+    listed: ClassVar = "databases"
+
+    databases: list[Waited]
+    seconds: float
+    status: str = "reached"
+
+
 @verb(WaitOptions)
-def wait(options: WaitOptions) -> Waited:
-    """Waits until a replicated database has come to an event, or close enough behind its source. Reads only; may run
-    again.
+def wait(options: WaitOptions) -> Waited | WaitedDatabases:
+    """Waits until a replicated database, or each of several, has come to an event, or close enough behind its source.
+    Reads only; may run again.
 
         replicator.wait(target="thrift://b:9083", db="sales", until_event=4711)
         replicator.wait("west", until_lag=timedelta(seconds=30))
@@ -354,14 +366,37 @@ def wait(options: WaitOptions) -> Waited:
         source = stack.enter_context(options.connected(options.source)) if options.source else None
         goal = Goal(options.until_event, options.until_lag)
         root = open_existing(options.cmroot) if options.cmroot and options.until_lag is not None else None
-        began, waited = time.monotonic(), []
-        for db in names(options.db):
-            spent = timedelta(seconds=time.monotonic() - began)
-            left = max(timedelta(0), options.timeout - spent)
+
+        def side(db: str) -> SourceSide:
             given = options.source_db
-            name = (given.lower() if isinstance(given, str) else given.get(db, "")) or None
-            waited.append(until(target, db, goal, timeout=left, source=SourceSide(source, root, name)))
-    return replace(waited[-1], seconds=round(sum(each.seconds for each in waited), 3))
+            return SourceSide(source, root, (given.lower() if isinstance(given, str) else given.get(db, "")) or None)
+
+        return _each(target, names(options.db), goal, options.timeout, side)
+
+
+def _each(
+    target: MetastoreReader, databases: Sequence[str], goal: Goal, timeout: timedelta, side: Callable[[str], SourceSide]
+) -> Waited | WaitedDatabases:
+    """Waits for several databases, each of which is queried at least once. Of one, returns or raises the same."""
+    began, waited, failed = time.monotonic(), list[Waited](), dict[str, NotReached]()
+    for db in databases:
+        left = max(timedelta(0), timeout - timedelta(seconds=time.monotonic() - began))
+        try:
+            waited.append(until(target, db, goal, timeout=left, source=side(db)))
+        except NotReached as error:
+            if len(databases) == 1:
+                raise
+            failed[db] = error
+    if failed:
+        raise NotReached(
+            "; ".join(each.message for each in failed.values()),
+            hint=next(iter(failed.values())).hint,
+            details={
+                "reached": [each.db for each in waited],
+                "not_reached": [{"db": db, **each.details} for db, each in failed.items()],
+            },
+        )
+    return waited[0] if len(waited) == 1 else WaitedDatabases(waited, round(sum(each.seconds for each in waited), 3))
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------

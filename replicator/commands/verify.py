@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Self
 
+from cmroot.errors import Error
 from cmroot.root import open_existing
 from replicator.commands.base import Braked, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting, is_pattern, only_one, principals_of, selected
@@ -32,7 +33,7 @@ from replicator.commands.options import (
 )
 from replicator.compare import repair as repairs
 from replicator.compare.both_sides import Comparison, Level
-from replicator.compare.repair import Repaired, RepairedDatabases, RepairPlan
+from replicator.compare.repair import FailedRepair, Repaired, RepairedDatabases, RepairPlan
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verify import Verified, refuse_itself
 from replicator.compare.verify import verify as compare
@@ -217,7 +218,8 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
 
     Raises UsageError for a file that is no report of verify; BootstrapNeeded for a target without a checkpoint of this
     source; ObjectNotFound for what does not exist; Refused for a load that has not ended, and for a repair that would
-    take away more than it may; LeaseHeld while a load is running; FilesMissing when bytes are nowhere to be had."""
+    take away more than it may; LeaseHeld while a load is running; FilesMissing when bytes are nowhere to be had. Of
+    several databases, one that raises is in `failed` of the report, and the others are repaired."""
     if options.table and options.report:
         raise UsageError("--table and --from both select what to repair", hint="give one of them")
     if isinstance(options.db, str):
@@ -225,9 +227,18 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
             selected(source, [options.db])
     elif options.table:
         options = replace(options, db=only_one(options.db, options.policy))
-    if not isinstance(options.db, str):
-        return RepairedDatabases.of([_repaired(replace(options, db=db)) for db in options.db])
-    return _repaired(options)
+    return _repaired(options) if isinstance(options.db, str) else _each_repaired(options, options.db)
+
+
+def _each_repaired(options: RepairOptions, databases: Sequence[str]) -> RepairedDatabases:
+    """Repairs several databases, also after the repair of one has failed."""
+    done, failed = list[Repaired | RepairPlan](), list[FailedRepair]()
+    for db in databases:
+        try:
+            done.append(_repaired(replace(options, db=db)))
+        except Error as error:
+            failed.append(FailedRepair.of(db, error))
+    return RepairedDatabases.of(done, failed)
 
 
 def _repaired(options: RepairOptions) -> Repaired | RepairPlan:

@@ -19,6 +19,7 @@ from typing import ClassVar, Self
 
 import xxhash
 
+from cmroot.errors import Error
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
@@ -100,19 +101,44 @@ class RepairPlan(Report):
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class FailedRepair:
+    """A database whose repair, or its plan, failed, with the error. transient: a later run may succeed."""
+
+    db: str
+    error: str
+    message: str
+    hint: str
+    exit_code: int
+    transient: bool
+
+    @classmethod
+    def of(cls, db: str, error: Error) -> Self:
+        return cls(db, type(error).__name__, error.message, error.hint, error.exit_code, error.transient)
+
+
 @dataclass
 class RepairedDatabases(Rows):
-    """Repairs of several databases, or their plans. `status`: the worst of theirs."""
+    """Repairs of several databases, or their plans. `status`: the worst of theirs. `failed`: databases whose repair
+    failed; the others were repaired all the same."""
 
     listed: ClassVar[str] = "databases"
 
     status: str
     databases: list[Repaired | RepairPlan]
+    failed: list[FailedRepair] = field(default_factory=list)
 
     @classmethod
-    def of(cls, databases: list[Repaired | RepairPlan]) -> Self:
-        states = ("same", "planned", "repaired", "incomplete", "different")
-        return cls(max((each.status for each in databases), key=states.index), databases)
+    def of(cls, databases: list[Repaired | RepairPlan], failed: list[FailedRepair]) -> Self:
+        states = ("same", "planned", "repaired", "incomplete", "different", "failed")
+        found = [each.status for each in databases] + (["failed"] if failed else [])
+        return cls(max(found, key=states.index), databases, failed)
+
+    @property
+    def failed_code(self) -> int:
+        """The exit code of the worst error, one that no later run mends by itself; 0 without an error."""
+        worst = min(self.failed, key=lambda each: each.transient, default=None)
+        return worst.exit_code if worst else 0
 
 
 # ---- repair ----------------------------------------------------------------------------------------------------------

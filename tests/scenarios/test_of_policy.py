@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from command_line import Answer, command
 from lab import Lab
@@ -54,6 +55,34 @@ def test_verify_and_repair_know_both_sides_names_and_filters(pair: Lab) -> None:
     assert list(pair.target.metastore.partition_names(f"{pair.name}_a", "days")) == ["p=b"]
 
 
+def test_a_repair_of_several_databases_repairs_those_that_it_can(pair: Lab) -> None:
+    for copy in ("a", "copy"):
+        (pair.replica(copy).home / "t/first").write_text("another")
+    broken = pair.replica("a")
+    there = broken.metastore.database(broken.name)
+    kept = {key: value for key, value in there.parameters.items() if key != "replicator.position"}
+    broken.metastore.alter_database(broken.name, msgspec.structs.replace(there, parameters=kept))
+    answer = by_policy(pair, "repair", pair.name)
+    (failed,), (done,) = answer.output["failed"], answer.output["databases"]
+    assert (answer.code, answer.output["status"]) == (5, "failed"), answer
+    assert (failed["db"], failed["error"], failed["exit_code"]) == (f"{pair.name}_a", "BootstrapNeeded", 5)
+    assert (done["db"], done["status"]) == (f"{pair.name}_b", "repaired")
+    assert (pair.replica("copy").home / "t/first").read_text() == "1"
+
+
+def test_waiting_for_several_databases_reports_each(pair: Lab) -> None:
+    goal = ("--until-lag", "1d", "--timeout", "0s")
+    reached = by_policy(pair, "wait", pair.name, *goal)
+    names = [f"{pair.name}_a", f"{pair.name}_copy"]
+    assert (reached.code, reached.output["status"]) == (0, "reached")
+    assert [each["db"] for each in reached.output["databases"]] == names
+    late = by_policy(pair, "wait", pair.name, "--until-event", "999999999", "--timeout", "0s")
+    assert (late.code, late.output["error"], late.output["reached"]) == (75, "NotReached", [])
+    assert [each["db"] for each in late.output["not_reached"]] == names
+    one = by_policy(pair, "wait", pair.name, *goal, "--db", f"{pair.name}_a")
+    assert (one.code, one.output["db"]) == (0, f"{pair.name}_a")
+
+
 def test_a_policy_in_reverse_repairs_the_side_that_is_the_replica(pair: Lab) -> None:
     pair.turn("a")
     pair.turn("b", "copy")
@@ -87,7 +116,8 @@ def test_a_dump_is_made_loaded_waited_for_and_restored_by_the_policys_name(pair:
     assert by_policy(pair, "load", out, "--policy", pair.name).code == 0
     event = str(made.output["to_event"])
     waited = by_policy(pair, "wait", pair.name, "--until-event", event, "--timeout", "0s")
-    assert (waited.code, waited.output["db"]) == (0, f"{pair.name}_copy")
+    assert waited.code == 0, waited
+    assert [each["db"] for each in waited.output["databases"]] == [f"{pair.name}_a", f"{pair.name}_copy"]
     several = by_policy(pair, "restore", pair.name, "--to", event)
     assert several.code == 2 and f"{pair.name}_a, {pair.name}_b" in several.output["hint"]
     restored = by_policy(pair, "restore", pair.name, "--db", f"{pair.name}_b", "--to", event)
