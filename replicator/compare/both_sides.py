@@ -53,6 +53,10 @@ class Comparison:
         """Returns the name of a source database on the target."""
         return self.renamed.get(db, db)
 
+    def returns(self, side: int, setting: str) -> bool:
+        """Returns True if a setting of the source's server (0), or the target's (1), is turned on."""
+        return (self.source, self.target)[side].setting(setting).strip().lower() == "true"
+
 
 # ---- both sides ------------------------------------------------------------------------------------------------------
 

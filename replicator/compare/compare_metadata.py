@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from cmroot.store.place import is_local, normal
 from replicator.compare.both_sides import Comparison, PartitionPages, TablePair, read_tables
 from replicator.compare.compare_files import Alike, FilePair, alike_partitions, names_whole_paths, without_marks
-from replicator.compare.differences import Difference, Differences, Homes, compare, difference
+from replicator.compare.differences import Difference, Differences, Homes, compare, difference, without_unreturned
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.not_replicated import (
@@ -150,6 +150,7 @@ class MetadataComparison:
     def __init__(self, comparison: Comparison, read: Callable[[], None]) -> None:
         self._comparison, self._read = comparison, read
         self._source, self._target = comparison.source, comparison.target
+        self._returns = cache(comparison.returns)
         self.objects = 0
         self.not_replicated: list[NotReplicated] = []
         self._named: set[str] = set()  # paths of the target that properties name and that were checked
@@ -404,6 +405,8 @@ class MetadataComparison:
         )
         for engine, column in sorted(wanted.keys() | found.keys()):
             a, b = wanted.get((engine, column)), found.get((engine, column))
+            if a is not None and b is not None and a != b:
+                a, b = without_unreturned(a, b, self._returns)
             if a != b:
                 wanted_data, found_data = (each and {each.type: each.data} for each in (a, b))
                 key = column if engine == HIVE else f"{column} ({engine})"

@@ -5,13 +5,13 @@ The fields are those of `model`: a field added there is compared without a chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from replicator.core.model import Column, Serde, Skew, Storage, Value
+from replicator.core.model import Column, ColumnStatistic, Serde, Skew, Storage, Value
 from replicator.replay.placement import relative
 
 LIMIT = 10_000  # differences stored; further ones are only counted
@@ -191,3 +191,26 @@ def _cut(text: str | None, start: int) -> str | None:
         return None
     end = start + SHORT
     return ("..." if start else "") + text[start:end] + ("..." if len(text) > end else "")
+
+
+_BIT_VECTORS, _HISTOGRAM = "hive.stats.fetch.bitvector", "hive.stats.fetch.kll"
+_SHORT_STATISTICS = frozenset(("1", "5"))  # of booleans and binaries, by their field in ColumnStatisticsData
+
+
+def without_unreturned(
+    wanted: ColumnStatistic, found: ColumnStatistic, returns: Callable[[int, str], bool]
+) -> tuple[ColumnStatistic, ColumnStatistic]:
+    """Leaves out bit vectors and histograms that only one side has, if the other's server returns them to no client.
+    returns: True if a side (0: wanted, 1: found) has a setting of this name turned on."""
+    sides = [wanted.data, found.data]
+    for kind in wanted.data.keys() & found.data.keys():
+        fields = {"4": _BIT_VECTORS} if kind in _SHORT_STATISTICS else {"5": _BIT_VECTORS, "6": _HISTOGRAM}
+        for key, setting in fields.items():
+            having = [key in side[kind]["rec"] for side in sides]
+            if having[0] != having[1] and not returns(having.index(False), setting):
+                sides = [{**side, kind: {"rec": _without(side[kind]["rec"], key)}} for side in sides]
+    return msgspec.structs.replace(wanted, data=sides[0]), msgspec.structs.replace(found, data=sides[1])
+
+
+def _without(fields: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != key}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from filled import Fields, fields_of, filled
 from hive_home import EXTERNAL, INPUT, OUTPUT, SERDE, VIEW, Home, client_of
 from hive_metastore import ttypes
@@ -366,6 +367,7 @@ def test_sketches_of_statistics_arrive_where_servers_return_them(
     kinds = {"bigint": "long", "double": "double", "decimal(9,2)": "decimal", "date": "date", "timestamp": "timestamp"}
     settings = {"hive.stats.fetch.bitvector": "true", "hive.stats.fetch.kll": "true"}
     source, target = (metastore_factory(name, hive="4.2", settings=settings) for name in ("source", "target"))
+    silent = metastore_factory("silent", hive="4.2")
     pair = Lab(source, target, tmp_path)
     with opened(source, pair.name) as home:
         home.create()
@@ -388,6 +390,20 @@ def test_sketches_of_statistics_arrive_where_servers_return_them(
     with _own_client(target.uri) as client:
         found = client.get_table_statistics_req(request).tableStats
     assert sorted(map(_sketches, found)) == list(map(_sketches, sent))
+
+    def differing(here: Running, there: Running) -> set[str]:
+        sides = ("--source", here.uri, "--target", there.uri, "--db", pair.name, "--engine", "local")
+        return {each["kind"] for each in command("verify", *sides).output["differences"]}
+
+    assert differing(source, target) == set()
+    assert pair.load(None, "--warehouse", str(tmp_path / "silent"), target=silent.uri).code == 0
+    assert differing(source, silent) == differing(silent, source) == set()  # it returns none to anyone
+    (data,) = [each for each in vars(sent[0].statsData).values() if each is not None]
+    data.bitVectors = None
+    pair.target.metastore.drop_statistics(pair.name, "plain", "", "c0", "hive")
+    with _own_client(target.uri) as client:
+        client.update_table_column_statistics(struct)
+    assert differing(source, target) == {"statistics"}  # it would return them
 
 
 def _sketches(of_column: Any) -> tuple[str, bytes, bytes]:
