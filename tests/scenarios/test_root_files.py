@@ -192,6 +192,18 @@ def test_a_renamed_table_keeps_them_in_snapshots(
     assert checked.code == 0, checked
 
 
+def test_a_partition_in_their_directory_moves_with_a_renamed_table(pair: Lab) -> None:
+    db = pair.source
+    shutil.rmtree(db.home / "t/_temporary")
+    pair.bootstrap()
+    db.metastore.add_partitions(db.name, "t", [db.partition("all", db.home / "t")])
+    db.rename("t", "s")
+    (found,) = next(iter(db.metastore.partitions(db.name, "s", ["p=all"])))
+    assert str(found.location).endswith("/s")
+    pair.catch_up()
+    assert verify(pair).code == 0, verify(pair)
+
+
 def test_they_stay_when_a_partition_in_their_directory_is_dropped(pair: Lab) -> None:
     db = pair.source
     shutil.rmtree(db.home / "t/_temporary")

@@ -162,7 +162,7 @@ class Warehouse:
         self.statistics = {key: each for key, each in self.statistics.items() if key[0] != name}
 
     def alter_table(self, db: str, name: str, table: Table) -> None:
-        """A managed table that is renamed takes its directory and the partitions below it along."""
+        """A managed table that is renamed takes its directory and the partitions at or below it along."""
         self._change()
         before = self.table(db, name)
         if table.name != name:
@@ -174,7 +174,7 @@ class Warehouse:
                 self.move(old, new)
                 table = at(table, new)
                 for key, part in self.parts[name].items():
-                    if (part.location or "").startswith(f"{old}/"):
+                    if f"{part.location}/".startswith(f"{old}/"):
                         self.parts[name][key] = at(part, new + (part.location or "")[len(old) :])
             self.parts[table.name] = self.parts.pop(name)
             if name in self.keys:
@@ -891,6 +891,7 @@ crowding = st.one_of(
 
 
 @thorough
+@example([], [("drop", "c", True), ("add", "a", "3", f"{SOURCE_HOME}/a"), ("rename", "a", "c")], True)
 @given(st.lists(crowding, max_size=12), st.lists(crowding, min_size=1, max_size=16), st.booleans())
 def test_objects_that_lie_in_each_other_are_emptied_by_nobody(before: Any, after: Any, at_once: bool) -> None:
     history, target, begin = begun(before, after, crowded=True)
