@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import click
 from structlog.processors import format_exc_info
@@ -395,6 +395,32 @@ def shortened(things: Iterable[str]) -> list[str]:
     """The first things, and how many more there are."""
     all_ = list(things)
     return all_ if len(all_) <= SHOWN else [*all_[:SHOWN], f"... and {len(all_) - SHOWN} more (--json lists all)"]
+
+
+class _Copied(Protocol):
+    """The numbers of copied files in a report, by the source of their bytes."""
+
+    @property
+    def files_from_source(self) -> int: ...
+
+    @property
+    def files_from_cmroot(self) -> int: ...
+
+    @property
+    def files_from_target(self) -> int: ...
+
+
+def sources_text(copied: _Copied, *, target: str = "the target itself", dump: int = 0) -> str:
+    """Returns the number of copied files by the source of their bytes, in parentheses; "" if none were copied.
+    target: the name of the target's own source; dump: the number from a dump with data."""
+    counts = {
+        "the source": copied.files_from_source,
+        "$cmroot": copied.files_from_cmroot,
+        target: copied.files_from_target,
+        "the dump": dump,
+    }
+    shown = ", ".join(f"{number:,} from {source}" for source, number in counts.items() if number)
+    return f" ({shown})" if shown else ""
 
 
 def took(seconds: float) -> str:

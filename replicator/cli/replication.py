@@ -10,7 +10,7 @@ import click
 from replicator.captures.dumps.dump import Dumped, DumpPlan
 from replicator.captures.recording import Captured, CapturesFollowed
 from replicator.cli.options import Session, json_options, options_of, pass_session
-from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took, write
+from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, sources_text, took, write
 from replicator.commands.capture import capture as run_capture
 from replicator.commands.replication import dump as run_dump
 from replicator.commands.replication import load as run_load
@@ -204,13 +204,6 @@ def load(session: Session, /, as_json: bool, **given: Any) -> int:
 
 def _loaded_lines(loaded: Loaded) -> Iterable[str]:
     began = "" if loaded.from_event is None else f"from event {loaded.from_event} "
-    origins = {
-        "the source": loaded.files_from_source,
-        "$cmroot": loaded.files_from_cmroot,
-        "the target itself": loaded.files_from_target,
-        "the dump": loaded.files_from_dump,
-    }
-    said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
     yield from aligned(
         [
             (loaded.status, f"{loaded.dump} ({loaded.kind})"),
@@ -219,7 +212,7 @@ def _loaded_lines(loaded: Loaded) -> Iterable[str]:
             (
                 "copied",
                 f"{count_text(loaded.files_copied, 'file')}, {size_text(loaded.bytes_copied)}"
-                + (f" ({said})" if said else ""),
+                + sources_text(loaded, dump=loaded.files_from_dump),
             ),
             ("in place", f"{count_text(loaded.files_skipped, 'file')}" if loaded.files_skipped else None),
             ("removed", f"{count_text(loaded.files_removed, 'file')}" if loaded.files_removed else None),

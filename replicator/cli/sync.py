@@ -10,7 +10,18 @@ from typing import Any
 import click
 
 from replicator.cli.options import Session, json_options, options_of, pass_session
-from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
+from replicator.cli.output import (
+    aligned,
+    count_text,
+    duration_text,
+    emit,
+    note,
+    shortened,
+    size_text,
+    sources_text,
+    took,
+    write,
+)
 from replicator.commands.policies import apply as run_apply
 from replicator.commands.policies import plan as run_plan
 from replicator.commands.policies import sync as run_sync
@@ -53,12 +64,6 @@ def sync(session: Session, /, as_json: bool, once: bool, **given: Any) -> int:
 
 def run_lines(run: SyncRun) -> Iterable[str]:
     """A run for a person."""
-    origins = {
-        "the source": run.files_from_source,
-        "$cmroot": run.files_from_cmroot,
-        "the target itself": run.files_from_target,
-    }
-    said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
     return aligned(
         [
             (run.status, f"{run.policy} ({run.kind}{', reverse' if run.reverse else ''})"),
@@ -68,8 +73,7 @@ def run_lines(run: SyncRun) -> Iterable[str]:
             ("records", f"{run.records:,}, {run.squashed:,} of them squashed" if run.moved else None),
             (
                 "copied",
-                f"{count_text(run.files_copied, 'file')}, {size_text(run.bytes_copied)}"
-                + (f" ({said})" if said else "")
+                f"{count_text(run.files_copied, 'file')}, {size_text(run.bytes_copied)}" + sources_text(run)
                 if run.moved
                 else None,
             ),
@@ -193,12 +197,7 @@ def _plan_lines(plan: SyncPlan, out: str | None) -> Iterable[str]:
         for key, value in load.steps.items():
             if isinstance(value, list) and value:
                 changes.append(f"{key.replace('_', ' ')}: {', '.join(map(str, shortened(map(str, value))))}")
-    origins = {
-        "the source": cost.files_from_source,
-        "$cmroot": cost.files_from_cmroot,
-        "the target's $cmroot": cost.files_from_target,
-    }
-    said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
+    sources = sources_text(cost, target="the target's $cmroot")
     removed = f"{count_text(cost.files_removed, 'file')}, {count_text(cost.partitions_removed, 'partition')}"
     return aligned(
         [
@@ -214,7 +213,7 @@ def _plan_lines(plan: SyncPlan, out: str | None) -> Iterable[str]:
             ("to", f"event {plan.to_event}, position {plan.position}"),
             ("events", f"{cost.events:,}, {count_text(cost.records, 'record')}, {cost.squashed:,} of them squashed"),
             ("objects", f"{cost.objects:,} changed"),
-            ("copy", f"{count_text(cost.files, 'file')}, {size_text(cost.bytes)}" + (f" ({said})" if said else "")),
+            ("copy", f"{count_text(cost.files, 'file')}, {size_text(cost.bytes)}{sources}"),
             (
                 "remove",
                 f"{removed}, {size_text(cost.bytes_removed)}"

@@ -303,7 +303,7 @@ class Memory:
             self._write(self.place / "turns" / f"{stamp(change.started)}-{change.id}.json", change)
         self._write(self.place / "turn.json", change)
 
-    def turns(self) -> list[RoleChange]:
+    def role_changes(self) -> list[RoleChange]:
         """Returns completed role changes, newest first. Raises FormatError for a damaged one."""
         place = self.place / "turns"
         names = [name for name in reversed(place.list()) if name.endswith(".json")]

@@ -222,7 +222,7 @@ def test_a_switchover_whose_source_died_is_taken_over(pair: Lab, closed: str) ->
     lose(pair, closed)
     done = turn(pair, force=True)
     assert done.epoch == 5 and replicas(pair) == {"primary at epoch 5"}
-    assert [each.verb for each in pair.memory.turns()] == ["failover", "switchover"]
+    assert [each.verb for each in pair.memory.role_changes()] == ["failover", "switchover"]
 
 
 def test_the_source_is_promoted_when_the_policy_ran_backwards(pair: Lab, closed: str) -> None:

@@ -143,7 +143,7 @@ def _last(sides: Sides, memory: Memory) -> LastFailover | None:
         last = last_failover(sides.policy)
     except ObjectNotFound:
         return None
-    newest = max((change.epoch for change in memory.turns()), default=0)
+    newest = max((change.epoch for change in memory.role_changes()), default=0)
     return last if newest <= last.epoch else None
 
 
@@ -178,7 +178,7 @@ def _tell(report: RoleChanged, direction: Direction) -> None:
     report.databases = [pair.replica for pair in direction.matching if pair.target is not None]
 
 
-# ---- the turn -----------------------------------------------------------------------------------------------------
+# ---- the steps ----------------------------------------------------------------------------------------------------
 
 
 class _Failback:

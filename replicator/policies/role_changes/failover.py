@@ -122,7 +122,7 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
         )
     primary = [pair.replica for pair in pairs if pair.target_mark.role is Role.PRIMARY]
     if len(primary) == len(pairs):
-        last = next((change for change in memory.turns() if change.verb == VERB), None)
+        last = next((change for change in memory.role_changes() if change.verb == VERB), None)
         said = f": failed over at {last.started} by {last.by}" if last else ""
         change = memory.unfinished_role_change()
         verb = change.verb if change else "failback"
@@ -146,9 +146,9 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
 def known_epoch(seen: Seen, memory: Memory) -> int:
     """Returns the highest known epoch: of the sides that answer, and of earlier role changes, which may have fenced and
     unfenced a side that does not answer now."""
-    turns = [change.epoch + 2 for change in memory.turns()]
+    epochs = [change.epoch + 2 for change in memory.role_changes()]
     last = memory.read_role_change()
-    return max([highest_epoch(seen.direction.pairs), *turns, last.epoch + 2 if last else 0])
+    return max([highest_epoch(seen.direction.pairs), *epochs, last.epoch + 2 if last else 0])
 
 
 # ---- failover --------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def failover(
             change = begin(
                 memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, accepted=detail, clock=sides.runtime.clock
             )
-        work.turn = change
+        work.change = change
         change = carry_out(
             memory, change, work.actions, lease=lease, clock=sides.runtime.clock, reported=options.reported
         )
@@ -263,7 +263,9 @@ def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> L
         try:
             memory = within(limit, f"open {place}", lambda at=place: Memory(open_existing(at), policy.name))  # type: ignore[misc]
             found += [
-                change for change in [*memory.turns(), memory.read_role_change()] if change and change.verb == VERB
+                change
+                for change in [*memory.role_changes(), memory.read_role_change()]
+                if change and change.verb == VERB
             ]
         except (FormatError, NotReached, OSError):  # that side is lost, or never was a root
             continue
@@ -280,13 +282,13 @@ def _loss_of(change: RoleChange) -> Details | None:
     return report and {**report, "between": by_name["finish"].detail.get("between", [])}
 
 
-# ---- the turn -----------------------------------------------------------------------------------------------------
+# ---- the steps ----------------------------------------------------------------------------------------------------
 
 
 class _Failover:
     """One running failover."""
 
-    turn: RoleChange
+    change: RoleChange
 
     def __init__(
         self, sides: Sides, options: FailoverSettings, seen: Seen, memory: Memory, lease: Lease | None
@@ -295,7 +297,7 @@ class _Failover:
 
     @property
     def promoted(self) -> int:
-        return self.turn.epoch + 2
+        return self.change.epoch + 2
 
     @property
     def actions(self) -> list[Action]:
@@ -327,7 +329,7 @@ class _Failover:
                 continue
             try:
                 allowed = (Role.PRIMARY, Role.NONE, Role.FENCED)
-                give(self.seen.direction.source, pair.name, Role.FENCED, self.turn.epoch + 1, instead_of=allowed)
+                give(self.seen.direction.source, pair.name, Role.FENCED, self.change.epoch + 1, instead_of=allowed)
                 fenced.append(pair.name)
             except Error as error:  # the higher epoch decides
                 return {"fenced": fenced, "why": str(error)}

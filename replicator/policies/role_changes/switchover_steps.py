@@ -70,7 +70,7 @@ class SwitchoverSteps:
     def __init__(
         self, sides: Sides, options: SwitchoverSettings, change: RoleChange, lease: Lease, kept: Remembering
     ) -> None:
-        self.sides, self.options, self.turn, self.lease, self.kept = sides, options, change, lease, kept
+        self.sides, self.options, self.change, self.lease, self.kept = sides, options, change, lease, kept
         self.fenced, self.promoted = change.epoch + 1, change.epoch + 2
 
     @property
@@ -87,7 +87,7 @@ class SwitchoverSteps:
 
     def direction(self) -> Direction:
         """Returns the current state of both sides, of databases that the side to be drained has."""
-        direction = self.sides.direction(self.kept.memory, reverse=self.turn.reverse)
+        direction = self.sides.direction(self.kept.memory, reverse=self.change.reverse)
         return replace(direction, pairs=tuple(pair for pair in direction.matching if pair.source is not None))
 
     def fence(self) -> Details:
@@ -150,7 +150,7 @@ class SwitchoverSteps:
 
     def _verified(self) -> int:
         """Returns the position up to which the replica was proved complete."""
-        change = self.kept.memory.read_role_change() or self.turn
+        change = self.kept.memory.read_role_change() or self.change
         return next(int(step.detail["position"]) for step in change.steps if step.name == "verify")
 
     def promote(self) -> Details:

@@ -68,7 +68,7 @@ class Remembered:
     error: str = ""
     runs: ShownHistory | None = None
     unfinished: RoleChange | None = None
-    turns: list[RoleChange] = field(default_factory=list)
+    role_changes: list[RoleChange] = field(default_factory=list)
 
 
 def serving_of(request: Request) -> Serving:
@@ -104,14 +104,14 @@ async def remembered_of(request: Request, visitor: Visiting, policy: str) -> Rem
     return Remembered(said) if isinstance(said, str) else said
 
 
-async def all_turns(request: Request, visitor: Visiting) -> dict[str, Remembered]:
+async def all_role_changes(request: Request, visitor: Visiting) -> dict[str, Remembered]:
     """Returns the role changes of all policies that the user may view, by name."""
 
     def read(policy: Policy) -> Remembered:
         memory = memory_of(policy)
         if memory is None:
             return Remembered()
-        return Remembered(unfinished=memory.unfinished_role_change(), turns=memory.turns())
+        return Remembered(unfinished=memory.unfinished_role_change(), role_changes=memory.role_changes())
 
     mine = [
         each
@@ -206,14 +206,14 @@ def moments(
 
 
 @of_policies.get("/turns")
-def turns(
-    request: Request, visitor: Visiting, remembered: Annotated[dict[str, Remembered], Depends(all_turns)]
+def role_changes(
+    request: Request, visitor: Visiting, remembered: Annotated[dict[str, Remembered], Depends(all_role_changes)]
 ) -> Response:
     """Shows which side is primary, the role changes that have not ended, and those that have."""
     serving = serving_of(request)
     lags = lags_of(serving)
     shown = [
-        PolicyTurns(
+        PolicyRoleChanges(
             name,
             lags[name].databases if name in lags else [],
             found,
@@ -221,7 +221,7 @@ def turns(
         )
         for name, found in remembered.items()
     ]
-    return render(request, "turns.html", {"policies": shown})
+    return render(request, "role_changes.html", {"policies": shown})
 
 
 @of_policies.get("/checks")
@@ -232,7 +232,7 @@ def all_checks(request: Request, visitor: Visiting) -> Response:
 
 
 @dataclass(frozen=True)
-class PolicyTurns:
+class PolicyRoleChanges:
     """The roles of a policy. databases: with the roles of both sides, as last measured. runbook: how to resume an
     unfinished role change."""
 
@@ -264,10 +264,10 @@ def lags_of(serving: Serving) -> dict[str, Lag]:
     return {name: each.lag for name, each in list(serving.watch.found.items()) if each.lag}
 
 
-def runbook_of(serving: Serving, policy: str, kind: str, turn: RoleChange | None) -> Runbook:
+def runbook_of(serving: Serving, policy: str, kind: str, change: RoleChange | None) -> Runbook:
     """Returns a runbook with the policy's values."""
     config = serving.config
-    return filled(kind, values_of(config.policies[policy], config.looked_for, lags_of(serving).get(policy), turn))
+    return filled(kind, values_of(config.policies[policy], config.looked_for, lags_of(serving).get(policy), change))
 
 
 def memory_of(policy: Policy) -> Memory | None:

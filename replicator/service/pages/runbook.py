@@ -166,9 +166,9 @@ def filled(kind: str, values: Mapping[str, str]) -> Runbook:
     return Runbook(book.title, book.page, steps)
 
 
-def values_of(policy: Policy, config: str, lag: Lag | None, turn: RoleChange | None = None) -> dict[str, str]:
+def values_of(policy: Policy, config: str, lag: Lag | None, change: RoleChange | None = None) -> dict[str, str]:
     """Returns the values for a policy's runbooks. config: its file. source, target: the primary and the replica, as the
-    runbooks call them; of two primaries, the side that returned and the other one. turn: an unfinished role change."""
+    runbooks call them; of two primaries, the side that returned and the other one. change: the unfinished one."""
     reverse = bool(lag and lag.reverse)
     source, target = (policy.target, policy.source) if reverse else (policy.source, policy.target)
     named = [each for each in policy.databases if each.isidentifier()]  # the others are patterns
@@ -180,7 +180,7 @@ def values_of(policy: Policy, config: str, lag: Lag | None, turn: RoleChange | N
         "target": target,
         "db": db,
         "dir": ".",
-        "side": "source" if turn and turn.reverse else "target",
+        "side": "source" if change and change.reverse else "target",
         "checkpoint": f"event {lag.event}" if lag and lag.event is not None else "its checkpoint",
     }
 

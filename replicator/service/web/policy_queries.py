@@ -230,7 +230,7 @@ def roles(asking: Asking) -> PolicyRoles:
         unreachable=unreachable,
         slot=slot,
         unfinished=memory.unfinished_role_change() if memory else None,
-        turns=memory.turns() if memory else [],
+        turns=memory.role_changes() if memory else [],
     )
 
 
