@@ -1,4 +1,4 @@
-"""`asset create`, `ls`, `show` and `approve`: who may bring which data in."""
+"""`asset create`, `ls`, `show` and `approve`: the assets of ingestion, which define who may land which data."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class AssetCreateOptions(AsRequester):
 
 @verb(AssetCreateOptions)
 def asset_create(options: AssetCreateOptions) -> AssetShown:
-    """Creates an asset, or changes one. Requests for it are made once somebody else has approved it. May run twice.
+    """Creates an asset, or changes one. It accepts requests once another user has approved it. May run twice.
 
         replicator.asset_create("crm", owner="olga", producers=["crm_producer"], sources=["crm"])
 
-    Raises UsageError for what cannot be, such as a personal asset without a way to erase people; Refused for another
-    asset of this name without overwrite, or that is somebody else's."""
+    Raises UsageError for an invalid definition, such as a personal asset without a way to erase data subjects; Refused
+    if another asset has this name and `overwrite` is not given, or if it belongs to another owner."""
     asset = options.asset
     check_asset(asset, options.settings.ingestion)
     with opened_store(options.settings) as store:
@@ -112,11 +112,11 @@ class AssetLsOptions(Options):
 
 @verb(AssetLsOptions)
 def asset_ls(options: AssetLsOptions) -> AssetsShown:
-    """Lists assets, also those that nobody has approved. Changes nothing.
+    """Lists assets, including those not yet approved. Changes nothing.
 
         replicator.asset_ls().to_arrow()
 
-    Raises StoreUnreachable where the store does not answer."""
+    Raises StoreUnreachable if the store does not answer."""
     with opened_store(options.settings) as store:
         return AssetsShown("shown", store.assets())
 
@@ -132,7 +132,7 @@ def asset_show(options: AssetShowOptions) -> AssetShown:
 
         replicator.asset_show("crm").asset.owner
 
-    Raises ObjectNotFound when there is none, with names like it."""
+    Raises ObjectNotFound if it does not exist; the hint suggests similar names."""
     with opened_store(options.settings) as store:
         return AssetShown.of("shown", store.asset(options.name), options.settings.ingestion)
 
@@ -147,13 +147,13 @@ class AssetApproveOptions(AsRequester):
 
 @verb(AssetApproveOptions)
 def asset_approve(options: AssetApproveOptions) -> AssetShown:
-    """Approves an asset: from now on its owner and its producers may make requests. Makes its directory, where that is
-    for this user to make; the report's `not_made` names the rest. May run twice.
+    """Approves an asset: from now on its owner and its producers may send requests. Creates its directories as far as
+    this user may; the report's `not_made` lists the others. May run twice.
 
         replicator.asset_approve("crm")
 
-    Raises ObjectNotFound when there is none; Refused for who has made or changed it, and where it is
-    another definition than that of `digest`."""
+    Raises ObjectNotFound if it does not exist; Refused for the user who created or changed it, and if its definition is
+    not that of `digest`."""
     with opened_store(options.settings) as store:
         approved = store.approve_asset(options.name, options.asks.user, options.digest)
     shown = AssetShown.of("approved", approved, options.settings.ingestion)

@@ -8,7 +8,7 @@ class CountOptions(Options):
 def count(options: CountOptions) -> Counted: ...
 
 count(cmroot="/w/cmroot")                     # Python: the arguments are the options' fields
-count.run(CountOptions(cmroot="/w/cmroot"))   # who has made the options already: the service
+count.run(CountOptions(cmroot="/w/cmroot"))   # for callers that have the options already: the service
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Options:
 
     @contextmanager
     def engines(self) -> Iterator[AutoEngine]:
-        """The engines that the caller gave, or some for the length of a block, as [spark] says. Raises
-        UsageError for an unknown name, and for both engines and a session."""
+        """Yields the caller's engines, or engines configured by [spark] that end with the block. Raises UsageError for
+        an unknown name, and for both engines and a session."""
         if isinstance(self.engine, AutoEngine):
             if self.spark is not None:
                 raise UsageError("engine and spark are both given", hint="give spark= to engines() instead")
@@ -199,12 +199,12 @@ class Braked(Copying):
     ] = None
     allow_removals: Annotated[bool, opt("Lift the removal limits for this run.")] = False
     brake: Annotated[
-        Brake | None, python_only("These limits as one value, in place of the others; None: no limit.")
+        Brake | None, python_only("Returns these limits as one value, in place of those of [guard]; None: no limit.")
     ] = BRAKE
 
     @property
     def limits(self) -> Brake | None:
-        """The brake that is meant. Raises ConfigError for a size in [guard] that is none."""
+        """Returns the removal limit: these options, else [guard]. Raises ConfigError for an invalid size in [guard]."""
         if self.allow_removals:
             return None
         return self.brake if self.brake is not BRAKE else brake_of(self.settings.guard, self.max_share, self.max_bytes)
@@ -269,9 +269,10 @@ def engines(
     session: Any = None,
     zone: str = "",
 ) -> Iterator[AutoEngine]:
-    """Engines for the length of a block: `choice` is auto, local or spark. Spark is `session`'s, or the one that this
-    process runs, and stays; when there is none it starts when it is first needed (`master`, `spark`: its settings;
-    `zone`: its Java's, else the machine's), and ends with the block. Raises UsageError for another choice."""
+    """Yields engines for a block: `choice` is auto, local or spark. Spark is that of `session`, or the one that runs in
+    this process, and continues after the block; otherwise it starts at its first use (`master`, `spark`: its settings;
+    `zone`: the time zone of its Java, else the machine's), and ends with the block. Raises UsageError for another
+    choice."""
     if choice not in ENGINES:
         raise UsageError(
             f"no engine {choice!r}", hint=f"engine is one of {', '.join(ENGINES)}, or a value that engines() returned"
@@ -289,8 +290,9 @@ def engines(
 
 @contextmanager
 def opened_root(cmroot: str, *, dry_run: bool, makes: bool = True) -> Iterator[tuple[ChangeRoot, list[str]]]:
-    """A root and what is to be reported of it. makes: whether a run makes the root; else it must be there. A dry run
-    reads the root, or an empty one where there is none yet, and says so. Raises NotWritable, FormatError."""
+    """Opens a root. Returns it with a warning for the report. makes: a run creates the root; otherwise it must exist. A
+    dry run reads the root, or an empty one if it does not exist yet, with a warning. Raises NotWritable,
+    FormatError."""
     if not dry_run:
         yield (create_or_open if makes else open_existing)(cmroot), []
         return

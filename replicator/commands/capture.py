@@ -1,5 +1,5 @@
-"""At the source: `capture` brings the captured log up to now, once or again and again; `gateway` is a metastore in
-front of the metastore, where no drop deletes what the root does not have.
+"""Commands at the source: `capture` appends the newest events to the captured log, once or repeatedly; `gateway` is a
+proxy of the metastore that stores the files of a drop in the root before the drop deletes them.
 """
 
 from __future__ import annotations
@@ -87,14 +87,15 @@ class CaptureOptions(Copying, OfPolicy):
 
 @verb(CaptureOptions)
 def capture(options: CaptureOptions) -> Captured:
-    """Brings the captured log up to now: events, and the files and checksums of every change, whose bytes are kept.
-    May run again at any time, also after a crash.
+    """Appends to the captured log all events since the last capture, with the files and checksums of every change, and
+    retains their bytes. May run again at any time, also after a crash.
 
         replicator.capture(source="thrift://a:9083", cmroot="/warehouse/.cmroot", db="sales")
         replicator.capture("west")
 
-    Raises BootstrapNeeded for lost events; ObjectNotFound for a database that does not exist; KeepError where a store
-    can keep nothing; LeaseHeld while another run has the root; UsageError for `empty` objects that are not captured."""
+    Raises BootstrapNeeded for lost events; ObjectNotFound for a database that does not exist; KeepError if no keeper
+    supports a store; LeaseHeld while another run holds the root's lease; UsageError for `empty` objects that are not
+    captured."""
     if options.follow and options.empty:
         raise UsageError("--empty applies to one capture", hint="capture once with it, then follow without")
     root = create_or_open(options.cmroot)
@@ -125,7 +126,7 @@ def capture(options: CaptureOptions) -> Captured:
 
 
 def _queues(given: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    """By bucket. Raises UsageError for what is no bucket, and for a queue of two."""
+    """Returns the queues by bucket. Raises UsageError for an invalid bucket, and for one queue of two buckets."""
     queues = dict(pairs(given, "--s3-events"))
     try:
         check_queues(queues)
@@ -156,9 +157,9 @@ class GatewayOptions(Options):
         timedelta, opt("Time for which a drop may continue in the metastore after its connection died.")
     ] = GRACE
     client_timeout: Annotated[
-        timedelta, opt("Time limit for a client to send a call once begun, or to read a piece of an answer.")
+        timedelta, opt("Time limit for a client to send the rest of a call, or to read a part of a response.")
     ] = DEFAULTS.timeouts.client
-    answer_timeout: Annotated[timedelta, opt("Time limit for the metastore to begin an answer.")] = (
+    answer_timeout: Annotated[timedelta, opt("Time limit for the metastore to begin its response.")] = (
         DEFAULTS.timeouts.answer
     )
     stop_timeout: Annotated[timedelta, opt("Time limit for current calls when the gateway is stopped.")] = (
@@ -172,7 +173,7 @@ class GatewayOptions(Options):
         None
     )
     security: Annotated[
-        GatewayConfig | None, python_only("What clients must present; None: those in [gateway] of the configuration.")
+        GatewayConfig | None, python_only("Requirements for clients; None: those in [gateway] of the configuration.")
     ] = None
     stop: Annotated[
         Stop | None,
@@ -184,14 +185,15 @@ class GatewayOptions(Options):
 
 @verb(GatewayOptions)
 def gateway(options: GatewayOptions) -> Served:
-    """Serves the source's metastore to any client, and takes what a drop would delete into the root first. Returns when
-    it was stopped and calls under way are done. May run again after a crash: it finds what became of drops then.
+    """Serves the source's metastore to any client, and moves files that a drop would delete into the root first.
+    Returns after it was stopped and running calls have ended. May run again after a crash: it then determines the
+    outcome of interrupted drops.
 
         stop = threading.Event()
         replicator.gateway(source="thrift://a:9083", cmroot="/cm", listen="10.0.0.5:9084", stop=stop)
 
-    Raises NotificationLogOff for a metastore whose drops no capture would see; LeaseHeld when another gateway works on
-    the root; UsageError for an address that cannot be had."""
+    Raises NotificationLogOff for a metastore that writes no events, so that no capture would see its drops; LeaseHeld
+    while another gateway uses the root; UsageError for an address that is invalid or in use."""
     root = create_or_open(options.cmroot)
     timeouts = Timeouts(options.client_timeout, options.answer_timeout, options.stop_timeout)
     settings = GatewaySettings(

@@ -1,4 +1,5 @@
-"""`cm ls`, `cm find` and `cm get`: list kept files, find recorded ones, and restore one file."""
+"""`cm`: the commands of a change-management root: `ls`, `find` and `get` for its files; `slots`, `hold` and `release`
+for what consumers require; `check`, `compact` and `expire` for its upkeep."""
 
 from __future__ import annotations
 
@@ -54,11 +55,12 @@ class CmLsOptions(OfPolicy):
 
 @verb(CmLsOptions)
 def cm_ls(options: CmLsOptions) -> KeptList:
-    """Lists what is kept: how, from where, since which event, who needs it and until when. Changes nothing.
+    """Lists the retained files: keeper, origin, first event, reason and end of retention. Changes nothing.
 
         replicator.cm_ls(cmroot="/cm", needed_by="slot").to_arrow()
 
-    Raises Superseded when the log was compacted meanwhile, FormatError when it is damaged or there is no root."""
+    Raises Superseded if the log was compacted during the call, FormatError if it is damaged or the root does not
+    exist."""
     root = open_existing(options.cmroot)
     with options.engines() as engine:
         expiry = configured_expiry(options.settings, root.place)
@@ -98,12 +100,12 @@ class CmFindOptions(OfPolicy):
 
 @verb(CmFindOptions)
 def cm_find(options: CmFindOptions) -> FoundList:
-    """Finds files in the captured log: between which events the source had them, and whether they are kept. All that
-    is given must fit. Changes nothing.
+    """Finds files in the captured log: the range of events in which the source had each, and whether it is retained. A
+    file must match all arguments that are given. Changes nothing.
 
         replicator.cm_find(cmroot="/cm", table="sales.orders/day=1").entries
 
-    Raises UsageError when neither path, table nor checksum is given; FormatError when the log is damaged."""
+    Raises UsageError without path, table and checksum; FormatError if the log is damaged."""
     root = open_existing(options.cmroot)
     return find_files(root, path=options.path, table=options.table, checksum=options.checksum, limit=options.limit)
 
@@ -126,18 +128,18 @@ class CmGetOptions(OfPolicy):
 
 @verb(CmGetOptions)
 def cm_get(options: CmGetOptions) -> PutBack:
-    """Puts one kept file back. It is copied, compared, and only then given its name. May run again.
+    """Restores one retained file. The copy is compared before it gets its name. May run again.
 
         replicator.cm_get("/warehouse/sales.db/orders/part-0", cmroot="/cm", at=4711)
 
-    Raises UsageError when that means several contents, KeepError when it means none or its bytes are not kept, Exists
-    for a file that is there, ChecksumMismatch when what is kept is damaged."""
+    Raises UsageError if several contents match, KeepError if none matches or its bytes are not retained, Exists for an
+    existing file, ChecksumMismatch if the retained file is damaged."""
     root = open_existing(options.cmroot)
     return put_back(root, options.what, options.to, at=point(options.at), overwrite=options.overwrite)
 
 
 # ---- pins ------------------------------------------------------------------------------------------------------------
-# `cm slots`, `cm hold` and `cm release`: who needs what, and for how long.
+# `cm slots`, `cm hold` and `cm release`: which consumer requires which contents, and for how long.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +152,11 @@ class CmSlotsOptions(OfPolicy):
 
 @verb(CmSlotsOptions)
 def cm_slots(options: CmSlotsOptions) -> PinList:
-    """Lists the slots of consumers, holds and dumps: how far behind each is, and what it holds back. Changes nothing.
+    """Lists slots, holds and dumps, with the lag of each and the contents that it retains. Changes nothing.
 
         replicator.cm_slots(cmroot="/cm").to_arrow()
 
-    Raises FormatError when the log is damaged or there is no root; damaged pins are listed."""
+    Raises FormatError if the log is damaged or the root does not exist; damaged pins are listed."""
     root = open_existing(options.cmroot)
     with options.engines() as engine:
         return kept.list_pins(root, engine if options.held else None)
@@ -172,7 +174,8 @@ class CmSlotsCreateOptions(OfPolicy):
 
 @verb(CmSlotsCreateOptions)
 def cm_slots_create(options: CmSlotsCreateOptions) -> Pinned:
-    """Registers a consumer: nothing that the source had after a moment expires until the consumer has it.
+    """Registers a consumer: contents that the source had after a recovery point do not expire until the consumer has
+    confirmed them.
 
         replicator.cm_slots_create("dr", cmroot="/cm", consumer="the copy in the other data centre")
 
@@ -200,12 +203,13 @@ class CmSlotsConfirmOptions(OfPolicy):
 
 @verb(CmSlotsConfirmOptions)
 def cm_slots_confirm(options: CmSlotsConfirmOptions) -> Pinned:
-    """Says how far a consumer has come. A load of a dump with a slot does it by itself. May run again.
+    """Confirms the position that a consumer has reached. A load of a dump with a slot does this by itself. May run
+    again.
 
         replicator.cm_slots_confirm("dr", cmroot="/cm", at="/dumps/7")
 
-    Raises PinError for an unknown slot, and for one that would go back without `back`; UsageError for a moment that
-    was not captured."""
+    Raises PinError for an unknown slot, and for an earlier position without `back`; UsageError for a recovery point
+    that was not captured."""
     root = open_existing(options.cmroot)
     return kept.confirm_slot(root, options.name, str(options.at), back=options.back)
 
@@ -220,11 +224,11 @@ class CmSlotsDropOptions(OfPolicy):
 
 @verb(CmSlotsDropOptions)
 def cm_slots_drop(options: CmSlotsDropOptions) -> Pinned:
-    """Forgets a consumer: what only it needs goes with the next expiry.
+    """Removes a consumer's slot: the next expiry deletes contents that only this slot requires.
 
         replicator.cm_slots_drop("dr", cmroot="/cm")
 
-    Raises PinError when there is no such slot, as in a second run."""
+    Raises PinError if the slot does not exist, as in a second run."""
     return kept.drop_slot(open_existing(options.cmroot), options.name)
 
 
@@ -240,8 +244,8 @@ class CmHoldOptions(OfPolicy):
 
 @verb(CmHoldOptions)
 def cm_hold(options: CmHoldOptions) -> Pinned:
-    """Keeps a moment: nothing that the source had then expires until the hold is released. What expired before stays
-    gone.
+    """Holds a recovery point: contents that the source had then do not expire until the hold is released. Contents that
+    expired before remain deleted.
 
         replicator.cm_hold("before-migration", cmroot="/cm", reason="ticket 4711")
 
@@ -262,16 +266,16 @@ class CmReleaseOptions(OfPolicy):
 
 @verb(CmReleaseOptions)
 def cm_release(options: CmReleaseOptions) -> Pinned:
-    """Lets go of a hold: what only it needs goes with the next expiry.
+    """Releases a hold: the next expiry deletes contents that only this hold requires.
 
         replicator.cm_release("before-migration", cmroot="/cm")
 
-    Raises PinError when there is no such hold, as in a second run."""
+    Raises PinError if the hold does not exist, as in a second run."""
     return kept.release(open_existing(options.cmroot), options.name, dump=options.dump)
 
 
 # ---- upkeep ----------------------------------------------------------------------------------------------------------
-# `cm check`, `cm compact` and `cm expire`: what an operator runs from time to time, beside everything else.
+# `cm check`, `cm compact` and `cm expire`: regular maintenance, safe to run concurrently with all other commands.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,12 +289,13 @@ class CmCheckOptions(OfPolicy):
 
 @verb(CmCheckOptions)
 def cm_check(options: CmCheckOptions) -> RootChecked:
-    """Compares every kept file with its name, and the log with what is kept; says what a repair would do. Changes
-    nothing.
+    """Compares every retained file with its name, and the log with the retained files; names the repair of each
+    finding. Changes nothing.
 
         replicator.cm_check(cmroot="/cm").status
 
-    Raises Superseded when the log was compacted meanwhile, FormatError when there is no root; damage is a finding."""
+    Raises Superseded if the log was compacted during the call, FormatError if the root does not exist; damage is a
+    finding."""
     root = open_existing(options.cmroot)
     with options.engines() as engine:
         return check_root(root, engine, bytes=options.bytes, limit=options.limit)
@@ -307,12 +312,12 @@ class CmCompactOptions(OfPolicy):
 
 @verb(CmCompactOptions)
 def cm_compact(options: CmCompactOptions) -> LogCompacted | CompactionPlanned:
-    """Merges small segments of the captured log. Records, positions and what each capture said stay. Safe beside
-    everything; may run again.
+    """Merges small segments of the captured log. Records, positions and the data of each capture are preserved. Safe to
+    run concurrently with all commands; may run again.
 
         replicator.cm_compact(cmroot="/cm")
 
-    Raises LeaseHeld while another run has the root for longer than `wait`, FormatError when the log is damaged."""
+    Raises LeaseHeld if another run holds the root's lease for longer than `wait`, FormatError if the log is damaged."""
     root = open_existing(options.cmroot)
     return plan_log(root) if options.dry_run else compact_log(root, patience=options.wait)
 
@@ -346,13 +351,13 @@ class CmExpireOptions(OfPolicy):
 
 @verb(CmExpireOptions)
 def cm_expire(options: CmExpireOptions) -> RootExpired | ExpiryPlanned:
-    """Removes what nobody needs: not the source, no slot, hold or dump, and no moment of the retention. Safe beside
-    captures, dumps and loads, and to run again after a crash.
+    """Deletes retained files that are not required by the source, a slot, a hold, a dump or the retention window. Safe
+    to run concurrently with captures, dumps and loads, and again after a crash.
 
         replicator.cm_expire(cmroot="/cm", older_than=timedelta(days=7), dry_run=True)
 
-    Raises Refused when the clock cannot be believed, LeaseHeld while another run has the root for longer than `wait`,
-    FormatError when the log or a pin is damaged."""
+    Raises Refused if the clock is implausible, LeaseHeld if another run holds the root's lease for longer than `wait`,
+    FormatError if the log or a pin is damaged."""
     if options.dry_run:
         return _planned(options)
     root = open_existing(options.cmroot)

@@ -1,5 +1,5 @@
-"""First steps: `init`, a first `replicator.toml` with one policy, written after both metastores have answered, and
-checked; `demo`, the whole story on two embedded metastores; and `metastore`, which runs an embedded one.
+"""First steps: `init` writes a first `replicator.toml` with one policy once both metastores have answered, and checks
+it; `demo` shows replication between two embedded metastores; `metastore` runs an embedded one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class InitOptions(Options):
 
 @dataclass
 class Initialized(Report):
-    """file: the configuration that was written; check: of its policy, None when it was not asked for."""
+    """The report of `init`. file: the configuration that was written; check: of its policy, None if not requested."""
 
     file: str
     policy: str
@@ -90,8 +90,8 @@ def init(options: InitOptions) -> Initialized:
 
         replicator.init(source="thrift://a:9083", target="thrift://b:9083", databases=["sales"])
 
-    Raises MetastoreUnreachable when one does not answer, Refused where the file is there, ConfigError for values that
-    make no policy; nothing is written then."""
+    Raises MetastoreUnreachable if one does not answer, Refused if the file exists, ConfigError for values that are not
+    a valid policy; then nothing is written."""
     file = Path(options.file)
     if file.exists() and not options.overwrite:
         raise Refused(f"{file} already exists", hint="edit it, choose another --file, or give --overwrite")
@@ -184,7 +184,7 @@ def _quoted(value: Any) -> str:
 
 
 def _write(file: Path, text: str, *, replace: bool) -> None:
-    """The whole file or none, and never over one that came meanwhile. Raises Refused."""
+    """Writes the complete file or none, and never replaces one that was created concurrently. Raises Refused."""
     place = as_written(str(file))
     if replace:
         place.write_bytes(text.encode())
@@ -208,14 +208,14 @@ class DemoOptions(Options):
 
 @verb(DemoOptions)
 def demo(options: DemoOptions) -> DemoReport:
-    """Shows what this tool does, on two real Hive metastores with real Spark tables, in about a minute: bootstrap,
-    changes of every kind, an incremental dump, the rubber-banding case, a verification of every byte. It has a
-    Spark of its own. May run twice.
+    """Demonstrates replication on two real Hive metastores with real Spark tables, in about a minute: bootstrap,
+    changes of every kind, an incremental dump, the rubber-banding case, a verification of every byte. Starts a Spark of
+    its own. May run twice.
 
         replicator.demo(keep="/tmp/shop")
 
-    Raises UsageError for a directory with something in it, JavaError, ConfigError without a PostgreSQL for `ingest`,
-    Error when a step does not end as it must."""
+    Raises UsageError for a directory that is not empty, JavaError, ConfigError without a PostgreSQL for `ingest`, Error
+    if a step does not give the expected result."""
     story = LandingStory if options.ingest else Story
     return tell(None if options.keep is None else Path(options.keep), options.say, story)
 
@@ -254,12 +254,12 @@ class MetastoreStartOptions(Options):
 
 @verb(MetastoreStartOptions)
 def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
-    """Starts the metastore of a directory, with the data it has, and returns when it answers. One that runs already is
-    reported as it is, so it may run twice.
+    """Starts the metastore of a directory, with its existing data, and returns when it answers. A running one is
+    reported unchanged, so this may run twice.
 
         uri = replicator.metastore_start("/tmp/source").uri
 
-    Raises MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process is left. Raises
+    Raises MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process remains. Raises
     ConfigError for a reference that cannot be read."""
     directory, settings = Path(options.directory), resolved(options.hive_settings)
     try:
@@ -288,7 +288,7 @@ def metastore_stop(options: MetastoreStopOptions) -> MetastoreState:
 
         replicator.metastore_stop("/tmp/source")
 
-    Raises FormatError when its state cannot be read."""
+    Raises FormatError if its state cannot be read."""
     directory = Path(options.directory)
     return MetastoreState.of(directory, None, "stopped" if embedded.stop(directory) else "not running")
 
@@ -300,10 +300,10 @@ class MetastoreStatusOptions(Options):
 
 @verb(MetastoreStatusOptions)
 def metastore_status(options: MetastoreStatusOptions) -> MetastoreState:
-    """Says whether the metastore of a directory runs and answers. Changes nothing.
+    """Reports whether the metastore of a directory is running and answers. Changes nothing.
 
         replicator.metastore_status("/tmp/source").status
 
-    Raises FormatError when its state cannot be read."""
+    Raises FormatError if its state cannot be read."""
     directory = Path(options.directory)
     return MetastoreState.of(directory, embedded.status(directory))

@@ -1,5 +1,5 @@
-"""`audit` and `legal-hold`: what was removed, by whom, when and why, the files of a run back where they were, and what
-must not be removed. And the options that all jobs that remove have in common: how much one run may, and of what.
+"""`audit` lists removals (user, time, reason) and restores the files of a run; `legal-hold` exempts data from removal.
+Also the options that all removing jobs share: the limits of one run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ J = TypeVar("J", bound=Job[Any, Any])
 
 @dataclass(frozen=True, kw_only=True)
 class Limited(Options):
-    """Limits of one run's removals; what is not given is as [guard] of the configuration says, else unlimited."""
+    """Limits of one run's removals. Defaults are those of [guard] in the configuration, else there is no limit."""
 
     max_share: Annotated[Share | None, opt("Refuse a run that would remove a larger share, e.g. 0.2.")] = None
     max_bytes: Annotated[Bytes | str | None, opt("Refuse a run that would remove more, e.g. 10TiB.")] = None
@@ -50,7 +50,7 @@ class Limited(Options):
 
     @cached_property
     def limits(self) -> Limits:
-        """Raises ConfigError for a size that is none."""
+        """Returns the limits. Raises ConfigError for an invalid size."""
         guard = self.settings.guard
         size, name = (
             (self.max_bytes, "max_bytes") if self.max_bytes is not None else (guard.max_bytes, "guard.max_bytes")
@@ -75,8 +75,8 @@ class Removing(Limited):
     def working(
         self, make: Callable[..., J], cmroot: str, metastore: Where | None, *, dry_run: bool, makes: bool = True
     ) -> Iterator[J]:
-        """A job on its root and metastore, for the length of a block. make: takes what all jobs take. dry_run, makes:
-        as for `opened_root`."""
+        """Opens a job on its root and metastore for a block. make: creates it from the arguments that all jobs have.
+        dry_run, makes: as for `opened_root`."""
         with ExitStack() as stack:
             root, words = stack.enter_context(opened_root(cmroot, dry_run=dry_run, makes=makes))
             known = stack.enter_context(self.connected(metastore)) if metastore else None
@@ -114,11 +114,11 @@ class AuditLsOptions(OfPolicy):
 
 @verb(AuditLsOptions)
 def audit_ls(options: AuditLsOptions) -> AuditShown:
-    """Lists what jobs did and refused, by job, run and time. Changes nothing.
+    """Lists removals that jobs made or refused, by job, run and time. Changes nothing.
 
         replicator.audit_ls(cmroot="/cm", job="purge", since="2026-11-01").to_arrow()
 
-    Raises FormatError when there is no root, or a file of the record is damaged; UsageError for a time that is none."""
+    Raises FormatError if the root does not exist, or a file of the audit is damaged; UsageError for an invalid time."""
     return show_audit(
         open_existing(options.cmroot).place,
         options.limit,
@@ -146,19 +146,19 @@ class AuditUndoOptions(OfPolicy):
 
 @verb(AuditUndoOptions)
 def audit_undo(options: AuditUndoOptions) -> BroughtBack:
-    """Puts files that a run removed back where they were, from the root. Replaces nothing, so it may run again. What
-    cannot be had is in the report's `lost`. Metadata that went with them is `replicator.restore`'s.
+    """Restores the files that a run removed to their paths, from the root. Replaces nothing, so it may run again. The
+    report's `lost` lists files whose bytes are not available. `replicator.restore` restores their metadata.
 
         replicator.audit_undo(cmroot="/cm", run="20261121T020000Z-1f2e3d4c")
 
-    Raises ObjectNotFound when the record knows no such file, LeaseHeld while another run is working on the root
-    and files that were taken wait to be filed, FormatError when a file of the record is damaged."""
+    Raises ObjectNotFound if the audit has no such file, LeaseHeld while another run holds the root's lease and removed
+    files are not filed yet, FormatError if a file of the audit is damaged."""
     root = open_existing(options.cmroot).place
     return bring_back(root, options.run, path=options.path, dry_run=options.dry_run)
 
 
 # ---- legal hold ------------------------------------------------------------------------------------------------------
-# `legal-hold add`, `ls` and `release`: what no job may remove.
+# `legal-hold add`, `ls` and `release`: data that no job may remove.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +174,13 @@ class LegalHoldAddOptions(OfPolicy):
 
 @verb(LegalHoldAddOptions)
 def legal_hold_add(options: LegalHoldAddOptions) -> LegalHoldChanged:
-    """Adds a legal hold: no job removes what it covers, whatever its policy says. A hold on a table covers its
-    partitions; one on a place, what lies below and above.
+    """Adds a legal hold: no job removes the objects that it covers, regardless of its policy. A hold on a table covers
+    its partitions; a hold on a path covers all paths below it, and the directories above.
 
         replicator.legal_hold_add("case-17", cmroot="/cm", pattern="sales.orders/day=2026-*", reason="case 17")
 
-    Raises Exists when there is one of this name, so a second run does nothing; UsageError for a hold that cannot be;
-    FormatError when the holds of the root are lost."""
+    Raises Exists if the hold exists, so a second run does nothing; UsageError for an invalid hold; FormatError if the
+    root's directory of holds is lost."""
     root = create_or_open(options.cmroot).place
     hold = LegalHold(
         name=options.name,
@@ -203,11 +203,11 @@ class LegalHoldLsOptions(OfPolicy):
 
 @verb(LegalHoldLsOptions)
 def legal_hold_ls(options: LegalHoldLsOptions) -> LegalHolds:
-    """Lists legal holds, also those that have ended. Changes nothing.
+    """Lists legal holds, including ended ones. Changes nothing.
 
         replicator.legal_hold_ls(cmroot="/cm").holds
 
-    Raises FormatError when there is no root, or a hold is damaged or their directory lost."""
+    Raises FormatError if the root does not exist, a hold is damaged, or the directory of holds is lost."""
     root = open_existing(options.cmroot).place
     return LegalHolds("shown", root, all_holds(root))
 
@@ -222,11 +222,11 @@ class LegalHoldReleaseOptions(OfPolicy):
 
 @verb(LegalHoldReleaseOptions)
 def legal_hold_release(options: LegalHoldReleaseOptions) -> LegalHoldChanged:
-    """Releases a legal hold, also a damaged one; what it covered may be removed from now on.
+    """Releases a legal hold, even a damaged one: the objects that it covered may be removed from now on.
 
         replicator.legal_hold_release("case-17", cmroot="/cm")
 
-    Raises ObjectNotFound when there is none, as in a second run."""
+    Raises ObjectNotFound if it does not exist, as in a second run."""
     root = open_existing(options.cmroot).place
     release_hold(root, options.name)
     return LegalHoldChanged("released", root, options.name)

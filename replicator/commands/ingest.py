@@ -1,5 +1,5 @@
-"""`ingest`: `request`, `ls`, `show`, `stats`, `cancel`, `take` and `drop-zone` for requests for landings and the jobs
-that they become; `run`, a controller, which works on these jobs; and `watch`, which finds writes of others.
+"""`ingest`: `request`, `ls`, `show`, `stats`, `cancel`, `take` and `drop-zone` handle requests for landings and their
+jobs; `run` is a controller, which executes the jobs; `watch` finds writes by others to landing tables.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class IngestRequestOptions(AsRequester):
 
     @property
     def request(self) -> Request:
-        """Raises UsageError for a table that is none."""
+        """Parses the table's name. Raises UsageError for an invalid one."""
         source, colon, table = self.table.partition(":")
         schema, dot, name = table.partition(".")
         if not (source and colon and schema and dot and name):
@@ -112,14 +112,15 @@ class IngestRequestOptions(AsRequester):
 
 @verb(IngestRequestOptions)
 def ingest_request(options: IngestRequestOptions) -> IngestionRequested:
-    """Requests that a table is landed: a controller does it later. It takes the place of a request for the same table
-    that waits or has failed; while one is worked on, it follows.
+    """Requests the landing of a table, which a controller executes later. The request replaces one for the same table
+    that waits or has failed, and waits for one that is running.
 
         replicator.ingest_request("crm:public.orders", asset="crm").job
 
-    Raises UsageError for what cannot be, such as a column that the source does not have, ObjectNotFound for an unknown
-    asset, Refused for one that nobody has approved, and for who is neither its owner nor a producer; nothing is queued
-    then. A source that does not answer refuses nothing: the report's `unchecked` says why it was not asked."""
+    Raises UsageError for an invalid request, such as a column that the source does not have, ObjectNotFound for an
+    unknown asset, Refused for an asset that is not approved, and for users other than its owner and producers; then
+    nothing is queued. If the source does not answer, the request is queued unchecked, and the report's `unchecked`
+    gives the reason."""
     request = options.request
     with opened_store(options.settings) as store:
         queued = accept(store, options.settings.ingestion, request, options.asks)
@@ -148,11 +149,11 @@ class IngestLsOptions(Options):
 
 @verb(IngestLsOptions)
 def ingest_ls(options: IngestLsOptions) -> IngestionJobs:
-    """Lists jobs, newest first. Changes nothing.
+    """Lists ingestion jobs, newest first. Changes nothing.
 
         replicator.ingest_ls(asset="crm", state=["failed", "failed_user"]).to_arrow()
 
-    Raises UsageError for a state that is none."""
+    Raises UsageError for an unknown state."""
     states = (options.state,) if isinstance(options.state, str) else tuple(options.state)
     wanted = JobFilter(options.asset, options.from_source, options.table, options.who, states)
     with opened_store(options.settings) as store:
@@ -172,13 +173,13 @@ def ingest_show(options: IngestShowOptions) -> IngestionJobShown:
 
         replicator.ingest_show(17).detail.error_detail
 
-    Raises ObjectNotFound when there is none."""
+    Raises ObjectNotFound if it does not exist."""
     with opened_store(options.settings) as store:
         return IngestionJobShown("shown", store.detail(options.job), Outbox(store).undelivered(options.job))
 
 
 LONGEST = timedelta(days=31)
-"""Of which changes are read at once."""
+"""Sources whose changes are read immediately."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +189,12 @@ class IngestStatsOptions(Options):
 
 @verb(IngestStatsOptions)
 def ingest_stats(options: IngestStatsOptions) -> IngestionStats:
-    """Says how ingestion does: jobs by state, slots and who waits for them, from request to published in percentiles,
-    rows and bytes by day. Changes nothing.
+    """Measures ingestion: jobs by state, slots and the jobs that wait for them, time from request to publication in
+    percentiles, rows and bytes by day. Changes nothing.
 
         replicator.ingest_stats(within=timedelta(days=1)).landed.p94
 
-    Raises UsageError for a time that is too long."""
+    Raises UsageError for a period that is too long."""
     if not timedelta() < options.within <= LONGEST:
         raise UsageError(
             "--within must be between one second and 31 days", hint="[ingestion] log has all changes, as a table"
@@ -211,13 +212,13 @@ class IngestCancelOptions(AsRequester):
 
 @verb(IngestCancelOptions)
 def ingest_cancel(options: IngestCancelOptions) -> IngestionJobShown:
-    """Cancels a job: at once where it waits; one that runs ends with its controller's next word, and one that may be
-    published when a controller has looked, unless it is. May run twice.
+    """Cancels a job: a waiting one immediately; a running one at its controller's next report; one that may be
+    published already once a controller has checked that it is not. May run twice.
 
         replicator.ingest_cancel(17)
 
-    Raises ObjectNotFound when there is none; Refused for one that is published or has ended, and for who has neither
-    requested it nor is the asset's owner or a producer."""
+    Raises ObjectNotFound if it does not exist; Refused if it is published or has ended, and for users other than its
+    requester and the asset's owner and producers."""
     with opened_store(options.settings) as store:
         job = store.job(options.job)
         asset = store.asset(job.asset)
@@ -239,13 +240,13 @@ class IngestTakeOptions(Options):
 
 @verb(IngestTakeOptions)
 def ingest_take(options: IngestTakeOptions) -> RequestsTaken:
-    """Takes requests that stand in a directory, each for the file's owner, or in a table of a source's database, each
-    for the database's user. They are checked like all others, and answered where they stood. May run twice, and by
-    several at a time: each request is taken once.
+    """Reads requests from a directory, where the requester is the file's owner, or from a table of a source's database,
+    where it is the database's user. They are checked like all others, and answered at their origin. May run twice, and
+    concurrently: each request is read once.
 
         replicator.ingest_take(directory="/srv/requests").requests
 
-    Raises UsageError unless one of both is given, StoreUnreachable where the database does not answer."""
+    Raises UsageError unless exactly one of the two is given, StoreUnreachable if the database does not answer."""
     if bool(options.directory) == bool(options.database):
         raise UsageError("give --directory or --database", hint="exactly one of the two")
     with opened_store(options.settings) as store:
@@ -261,11 +262,11 @@ class IngestDropZoneOptions(Options):
 
 @verb(IngestDropZoneOptions)
 def ingest_drop_zone(options: IngestDropZoneOptions) -> DropZone:
-    """Gives the SQL that makes a request table and the function `replicator.request_ingestion` in a PostgreSQL.
+    """Returns the SQL that creates a request table and the function `replicator.request_ingestion` in PostgreSQL.
 
         replicator.ingest_drop_zone().sql
 
-    Raises nothing of its own."""
+    Connects to nothing."""
     return DropZone("shown", drop_zone_sql())
 
 
@@ -324,16 +325,16 @@ def ingest_run(options: IngestRunOptions) -> Worked:
 
 
 # ---- ingest watch ----------------------------------------------------------------------------------------------------
-# `ingest watch`: whether others have written to landing tables.
+# `ingest watch`: finds writes to landing tables that no job made.
 
 
 @dataclass
 class Watched(Report):
-    """status: "quiet"; "foreign" where somebody else has changed a table; "beyond" where nobody has, but policies
-    replicate what they may not; "partial" where neither is so, but tables are unsure. tables: that were compared.
-    found: those that somebody else has changed. unsure: those that differ, and a job is publishing, or ended while
-    nobody knew whether it had. beyond: by policy, those that it replicates though their classification does not let it.
-    untold: receivers that did not get it."""
+    """The report of a watch. status: "quiet"; "foreign" if another writer has changed a table; "beyond" if policies
+    replicate tables that their classification excludes; "partial" if the state of tables is uncertain. tables:
+    compared. found: changed by another writer. unsure: tables that differ while a job is publishing, or after a job
+    whose publication is unknown. beyond: by policy, tables that it replicates although their classification excludes
+    them. untold: receivers that were not notified."""
 
     status: str = "quiet"
     tables: int = 0
@@ -350,14 +351,14 @@ class IngestWatchOptions(Options):
 
 @verb(IngestWatchOptions)
 def ingest_watch(options: IngestWatchOptions) -> Watched:
-    """Compares each landing table with what its newest job published: the table, its columns, its partitions, and the
-    files that lie there. What differs, and no job has just published, somebody else has written; jobs that wait, fail
-    or copy have changed nothing yet. Also names the tables that a policy replicates beyond its scope. Receivers of
-    `[ingestion.notify] failures` are told of both, each time, with the same key. Changes nothing.
+    """Compares each landing table with the last publication: the table, its columns, its partitions, and its files. A
+    difference that no job has just published was written by another writer; jobs that wait, copy or have failed have
+    changed nothing. Also lists tables that a policy replicates beyond its scope. Receivers of `[ingestion.notify]
+    failures` are notified of both in each run, with the same key. Changes nothing.
 
         replicator.ingest_watch(config="replicator.toml").found
 
-    Raises ConfigError without `ingestion.metastore`."""
+    Raises ConfigError without the key `ingestion.metastore`."""
     ingestion = options.settings.ingestion
     if not ingestion.metastore:
         raise ConfigError("ingestion.metastore is not set", hint="see docs/ingestion.md")
@@ -370,7 +371,7 @@ def ingest_watch(options: IngestWatchOptions) -> Watched:
         tables = _published(store)
         watched.tables = len(tables)
         watched.found, unsure = _compared(store, metastore, runtime.engines, tables)
-        if unsure:  # what was published meanwhile is compared with that
+        if unsure:  # a table published during the run is compared with the new publication
             again = [each for each in _published(store) if f"{each.db}.{each.name}" in unsure]
             more, watched.unsure = _compared(store, metastore, runtime.engines, again)
             watched.found += more
@@ -394,7 +395,7 @@ def _published(store: IngestionStore) -> list[PublishedTable]:
 def _compared(
     store: IngestionStore, metastore: Metastore, engines: AutoEngine, tables: list[PublishedTable]
 ) -> tuple[list[ForeignWrite], list[str]]:
-    """Those that somebody else has changed, and names of those of which a job may have done so."""
+    """Returns the tables that another writer has changed, and the names of those that a job may have changed."""
     newest, sure, unsure = {f"{each.db}.{each.name}": each for each in tables}, list[ForeignWrite](), list[str]()
     for found in foreign_writes(metastore, engines, tables, store.published_of):
         of = newest[found.table]

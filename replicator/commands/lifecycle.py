@@ -77,7 +77,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
     follow: Annotated[bool, opt("Run repeatedly until stopped.")] = False
     interval: Annotated[timedelta, opt("Interval between runs of --follow.")] = timedelta(minutes=5)
     stop: Annotated[
-        Stop | None, python_only("Ends the run when set, such as a `threading.Event`; None: nothing does.")
+        Stop | None, python_only("Ends the run when set, such as a `threading.Event`; None: it runs to its end.")
     ] = None
     tell: Annotated[
         Callable[[Housekept], None], python_only("Called while following, with the report of each run.")
@@ -89,7 +89,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
 
     @property
     def wanted(self) -> Wanted:
-        """Raises UsageError for a period that is none, or leaves no time, and for a time that is none."""
+        """Raises UsageError for an invalid period or time, and for a period that is not positive."""
         given = self.settings.housekeeping
         defaults = LifecycleDefaults.given(
             self.default_unreferenced or given.default_cleanup_delay,
@@ -103,19 +103,19 @@ class HousekeepingRunOptions(Removing, OfPolicy):
 
 @verb(HousekeepingRunOptions)
 def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
-    """Captures what has changed, schedules what that left behind or gave a time to live, and removes what is due. What
-    goes is recycled into the root. May run again at any time; a killed run is completed by the next. A dry run tells,
-    by the captured log as it is.
+    """Captures changes, schedules the directories that they left unreferenced and the tables that will expire, and
+    removes due items. Removed files are moved to the root. May run again at any time; a killed run is completed by the
+    next. A dry run reads the captured log as it is, and changes nothing.
 
         replicator.housekeeping_run("thrift://a:9083", "/cm", dry_run=True)
         replicator.housekeeping_run("prod", "/cm", db="sales", max_bytes="10TiB")
 
-    Raises Refused when more would go than may; LeaseHeld while another run is running; UsageError for a period or time
-    that is none. What was refused or failed by itself is in the report."""
+    Raises Refused if the limits of removals are exceeded; LeaseHeld while another run holds the lease; UsageError for
+    an invalid period or time. The report lists single items that were refused or failed."""
     if options.dry_run and options.follow:
         raise UsageError("--dry-run and --follow exclude each other", hint="run it without --follow")
     if options.at is not None and not options.dry_run:
-        raise UsageError("--at is valid only with --dry-run", hint="a run removes what is due now")
+        raise UsageError("--at is valid only with --dry-run", hint="a run removes items that are due now")
     wanted, place = options.wanted, str(as_written(options.cmroot))
     with (
         opened(place, options.store or options.settings.housekeeping.store) as items,
@@ -149,13 +149,14 @@ class HousekeepingVacuumOptions(OfPolicy):
 
 @verb(HousekeepingVacuumOptions)
 def housekeeping_vacuum(options: HousekeepingVacuumOptions) -> Vacuumed:
-    """Schedules directories of a table that lie there as partitions do, and are none: left before anybody looked. Those
-    that become partitions before the period is over stay. May run again: what waits already is not scheduled twice.
+    """Schedules directories at the depth of a table's partitions that are not the location of a partition: those left
+    before the captured log began. Directories that become partitions within the period are retained. May run again: no
+    directory is scheduled twice.
 
         replicator.housekeeping_vacuum("sales.orders", metastore="prod", cmroot="/cm", dry_run=True)
 
-    Raises UsageError for a table without partitions; Refused where they lie at several depths; LeaseHeld while a run is
-    at work for longer than a minute."""
+    Raises UsageError for a table without partitions; Refused if these are at several depths; LeaseHeld if another run
+    holds the lease for longer than a minute."""
     db, dot, name = options.table.lower().partition(".")
     if not dot:
         raise UsageError(f"{options.table!r} is not DB.TABLE", hint="e.g. sales.orders")
@@ -232,7 +233,7 @@ class HousekeepingLsOptions(ItemsOptions):
 
     @property
     def wanted(self) -> Filter:
-        """Raises UsageError for a time that is none."""
+        """Returns the filter. Raises UsageError for an invalid time."""
         times = {name: getattr(self, name) for name in TIMES}
         return Filter(
             db=self.db,
@@ -250,11 +251,11 @@ TIMES = ("deleted_before", "deleted_after", "registered_before", "registered_aft
 
 @verb(HousekeepingLsOptions)
 def housekeeping_ls(options: HousekeepingLsOptions) -> ItemPage:
-    """Lists items: what is to go, when, and why; what went; what cannot. Only looks.
+    """Lists items of housekeeping: pending, removed and failed ones, each with its time and reason. Reads only.
 
         replicator.housekeeping_ls(cmroot="/cm", db="sales", status="scheduled").to_arrow()
 
-    Raises UsageError for a state, time or column that is none, and before the first run."""
+    Raises UsageError for an unknown state or column, an invalid time, and before the first run."""
     wanted, sort = options.wanted, (options.sort,) if isinstance(options.sort, str) else options.sort
     with opened(open_existing(options.cmroot).place, options.url, connections=0 if options.counted else 1) as store:
         store.check()
@@ -273,12 +274,12 @@ class HousekeepingRearmOptions(ItemsOptions):
 
 @verb(HousekeepingRearmOptions)
 def housekeeping_rearm(options: HousekeepingRearmOptions) -> ItemsChanged:
-    """Lets items be tried again that failed too often, were skipped or were cancelled. May run twice.
+    """Schedules items again that failed too often, were skipped or were cancelled. May run twice.
 
         replicator.housekeeping_rearm([17], cmroot="/cm")
 
-    Raises ObjectNotFound or UsageError, and changes nothing, when one is not there or cannot be; LeaseHeld while a run
-    is running for longer than a minute."""
+    Raises ObjectNotFound or UsageError, and changes nothing, if an item does not exist or cannot be scheduled again;
+    LeaseHeld if another run holds the lease for longer than a minute."""
     with alone(options.cmroot, options.url) as store:
         return ItemsChanged("armed", rearm(store, list(options.ids), time.time))
 
@@ -290,13 +291,13 @@ class HousekeepingCancelOptions(HousekeepingRearmOptions):
 
 @verb(HousekeepingCancelOptions)
 def housekeeping_cancel(options: HousekeepingCancelOptions) -> ItemsChanged:
-    """Says of items that they are not to go. A later change of the table makes a new item; a legal hold would not. May
-    run twice.
+    """Cancels the removal of items. A later change of the table creates a new item; a legal hold prevents that. May run
+    twice.
 
         replicator.housekeeping_cancel([17, 18], cmroot="/cm", reason="needed for the audit")
 
-    Raises ObjectNotFound or UsageError, and changes nothing, when one is not there or does not wait; LeaseHeld while a
-    run is running for longer than a minute."""
+    Raises ObjectNotFound or UsageError, and changes nothing, if an item does not exist or is not pending; LeaseHeld if
+    another run holds the lease for longer than a minute."""
     with alone(options.cmroot, options.url) as store:
         return ItemsChanged("cancelled", cancel(store, list(options.ids), options.reason, time.time))
 
@@ -317,7 +318,7 @@ class JobOptions(Options):
 
     @property
     def given(self) -> Mapping[str, str]:
-        """Raises UsageError for a text that is no key with its value."""
+        """Parses KEY=VALUE pairs. Raises UsageError for other text."""
         given = self.job_settings
         return given if isinstance(given, Mapping) else parse_settings(given)
 
@@ -368,15 +369,15 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
 
 @verb(RetentionRunOptions)
 def retention_run(options: RetentionRunOptions) -> RetentionRun:
-    """Removes the versions of datasets that are past their policy, and sets the access of those that stay. Files go to
-    the root, from which `audit undo` puts them back. What a table or partition refers to stays, unless the partition
+    """Removes the versions of datasets that their policy selects, and sets the access of the others. Files are moved to
+    the root, from which `audit undo` restores them. Data of a table or partition is retained, unless the partition
     itself is dropped. May run again at any time; a killed run is completed by the next.
 
         replicator.retention_run("job.properties", "/cm", metastore="prod", dry_run=True)
         replicator.retention_run("/etc/store", "/cm", metastore="prod", max_share=0.2)
 
-    Raises ConfigError for a job that cannot be understood; Refused when more would go than may; LeaseHeld while another
-    run is at it. What was refused or failed by itself is in the report."""
+    Raises ConfigError for an invalid job; Refused if the limits of removals are exceeded; LeaseHeld while another run
+    holds the lease. The report lists single items that were refused or failed."""
     job = options.read(options.job)
     dry_run = options.dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
     make = partial(Retention, job_file=job, prefix=options.root, tell=options.tell)
@@ -406,12 +407,12 @@ class RetentionExplainOptions(JobOptions):
 
 @verb(RetentionExplainOptions)
 def retention_explain(options: RetentionExplainOptions) -> Explained:
-    """The settings of a dataset, or of any key of a store, and which file and line gave each value; values that weaker
-    keys set, too, with the places that lose. Reads the configuration only.
+    """Returns the settings of a dataset, or of any key of a store, with the file and line of each value, and the
+    overridden values with theirs. Reads the configuration only.
 
         replicator.retention_explain("/data/events/loginEvent", job="job.properties").to_arrow()
 
-    Raises ConfigError for what cannot be understood."""
+    Raises ConfigError for an invalid configuration."""
     job = options.read(options.job) if options.job else None
     if job and not job.store:
         return explain_job(job.settings, options.path)

@@ -1,4 +1,4 @@
-"""What a policy tells commands that are not about policies: its metastores, roots, databases, patterns and places."""
+"""Defaults that a policy provides to other commands: its metastores, roots, databases, patterns and locations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OfPolicy(Options):
     needed: ClassVar[Sequence[str]] = ()
     """Fields that the caller or a policy must give."""
     chooses: ClassVar[str] = ""
-    """The field of the metastore, or of the root, whose databases `db` selects by patterns; "": `db` is a name."""
+    """Names the field of the metastore or root whose databases `db` selects by patterns; "": `db` is a name."""
     within: ClassVar[bool] = False
     """True: with a policy, `db` selects from the policy's databases, and a name must exist."""
     single: ClassVar[bool] = False
@@ -47,8 +47,8 @@ class OfPolicy(Options):
     policy: OptionalPolicy = None
 
     def complete(self) -> Self:
-        """With what the policy knows. Raises UsageError where there is no such policy, and for what
-        is needed and nobody gives; ObjectNotFound for a policy without databases."""
+        """Returns the options, completed with the policy's values. Raises UsageError for an unknown policy, and for
+        required options that neither the caller nor the policy sets; ObjectNotFound for a policy without databases."""
         if getattr(self, "all_databases", False) and "db" in self.needed:
             if getattr(self, "db", None):
                 raise UsageError("--all-databases and --db both select databases", hint="give one of them")
@@ -67,7 +67,7 @@ class OfPolicy(Options):
         return done._chosen(known.get("db", ())) if self.chooses else done
 
     def _policy(self, name: str) -> Policy:
-        """Raises UsageError, with the option that was meant, for another thing than a policy."""
+        """Raises UsageError for an argument that is not a policy; the hint names the intended option."""
         try:
             return self.settings.policy(name)
         except UsageError as error:
@@ -119,7 +119,7 @@ class OfPolicy(Options):
             return self.known(current_direction(policy, source, target))
 
     def known(self, direction: Direction) -> dict[str, Any]:
-        """What a policy knows, by the names of fields."""
+        """Returns the policy's values by the names of the fields."""
         policy, reverse = direction.policy, direction.reverse
         return {
             "metastore": policy.target_metastore if reverse else policy.source_metastore,
@@ -170,7 +170,7 @@ class Selecting(OfPolicy):
 
     @property
     def patterns(self) -> Patterns:
-        """Raises UsageError for what is no pattern or filter."""
+        """Returns the patterns. Raises UsageError for an invalid pattern or filter."""
         filters = {}
         for table, wanted in self.partitions.items():
             try:
@@ -186,7 +186,7 @@ def written_principals(principals: Principals) -> dict[str, str]:
 
 
 def principals_of(given: Mapping[str, str] | Sequence[str]) -> Principals:
-    """Principals of the target by those of the source. Raises UsageError for what is none."""
+    """Returns the target's principals by the source's. Raises UsageError for an invalid one."""
     try:
         return parse_principals(pairs(given, "--principal"))
     except ValueError as error:
@@ -272,13 +272,13 @@ def only_one(names: Sequence[str], policy: str | None, pattern: str = "") -> str
 
 
 # ---- policy ----------------------------------------------------------------------------------------------------------
-# What commands of a policy open: its metastores, as it names them, and engines.
+# Opening a policy for its commands: its metastores, under the policy's names for them, and engines.
 
 
 @contextmanager
 def opened(options: Options, name: str, jobs: int = JOBS) -> Iterator[Sides]:
-    """A policy with its metastores and engines, open for the length of a block. The engine is the policy's, unless the
-    caller gives one. Raises UsageError where there is no such policy."""
+    """Opens a policy with its metastores and engines for a block. The engine is the policy's, unless the caller gives
+    one. Raises UsageError for an unknown policy."""
     settings = options.settings
     policy = settings.policy(name)
     with (

@@ -1,11 +1,9 @@
-"""The declaration of options, each once: a field of a class of options has its values, its description, and its form on
-the command line. `replicator/cli/options.py` makes click's options of it, `verb` Python's `help()`.
+"""Options that several commands share, each declared once as an annotated type: its values, its description, and its
+form on the command line. `replicator/core/option.py` defines the notation.
 
     @dataclass(frozen=True, kw_only=True)
     class DumpOptions(Options):
-        out: Annotated[str, opt("The dump's directory, new or empty.", metavar="PLACE")]
-
-The values are checked for every caller, with the messages of the command line.
+        source: Source = ""
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Commands of a policy: `sync`, `plan` and `apply` run it, or show what a run would do and then do exactly that; `lag`,
-`status`, `wait`, `history` and `check` look at it.
+"""Commands of a policy: `sync` runs it; `plan` shows the next run, and `apply` executes exactly that plan; `lag`,
+`status`, `wait`, `history` and `check` report its state.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class SyncOptions(Braked):
     empty: DeclaredEmpty = ()
     deep: Annotated[bool, opt("Also compare each partition with the metastore.")] = False
     jobs: CommitJobs = JOBS
-    stop: Annotated[
-        Stop | None, python_only("Ends --follow when set, such as a `threading.Event`; None: nothing does.")
-    ] = None
+    stop: Annotated[Stop | None, python_only("Ends --follow when set, such as a `threading.Event`; None: no end.")] = (
+        None
+    )
     reported: Annotated[
         Callable[[SyncRun], None],
         python_only(
@@ -88,15 +88,15 @@ class SyncOptions(Braked):
 
 @verb(SyncOptions)
 def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
-    """Runs a policy: a bootstrap if it must, else what has changed since the last run; or follows it. May be killed
-    anywhere and run again.
+    """Runs a policy: a bootstrap if necessary, else the changes since the last run; or follows it. May be killed at any
+    step and run again.
 
         replicator.sync("west")
         replicator.sync("west", once=False, stop=event, reported=print)
 
-    Raises LeaseHeld while another run of the policy is running; Refused where roles, an unfinished turn, what
-    replication did not make, or too many removals are in the way; and what capture and load raise. A following tries
-    again after all but UsageError and ConfigError."""
+    Raises LeaseHeld while another run of the policy holds the lease; Refused because of roles, an unfinished role
+    change, objects that replication did not create, or too many removals; and all errors of capture and load. With
+    --follow, all errors but UsageError and ConfigError are retried."""
     if options.empty and not options.once:
         raise UsageError("--empty applies to one run", hint="run once with it, then follow without")
     wanted = steps.SyncSettings(
@@ -137,12 +137,12 @@ class PlanOptions(Options):
 
 @verb(PlanOptions)
 def plan(options: PlanOptions) -> SyncPlan:
-    """Shows what the next run of a policy would do, with its price. Captures, and writes the dumps that the run would;
+    """Shows what the next run of a policy would do, and its cost. Captures, and writes the dumps that the run would;
     the target is not changed. May run again: each plan has dumps of its own.
 
         replicator.plan("west", out="plan.json").cost.bytes
 
-    Raises what `sync` raises before it loads."""
+    Raises the errors that `sync` raises before it loads."""
     with opened(options, options.policy) as sides:
         brake = brake_of(options.settings.guard)
         made = plans.make(sides, steps.SyncSettings(adopt=options.adopt, drop_left=options.drop_left, brake=brake))
@@ -161,12 +161,12 @@ class ApplyOptions(Braked):
 
 @verb(ApplyOptions)
 def apply(options: ApplyOptions) -> SyncRun:
-    """Does what a plan says, and nothing else. May run again after a crash.
+    """Executes a plan, and nothing else. May run again after a crash.
 
         replicator.apply("plan.json")
 
-    Raises Refused, and nothing is changed, when the world has moved since: the policy, the roles, the target's
-    checkpoint, or what it holds; FormatError for a file that is no plan; LeaseHeld while the policy is running."""
+    Raises Refused, before any change, if the policy, the roles, the target's checkpoint or its contents have changed
+    since the plan was created; FormatError for a file that is not a plan; LeaseHeld while the policy is running."""
     wanted = options.plan if isinstance(options.plan, SyncPlan) else read_plan(options.plan)
     with opened(options, wanted.policy, options.jobs) as sides:
         return plans.apply(wanted, sides, options.limits)
@@ -176,7 +176,7 @@ def apply(options: ApplyOptions) -> SyncRun:
 
 
 # ---- lag -------------------------------------------------------------------------------------------------------------
-# `lag` and `history`: how far a policy's target is behind, and what its runs did.
+# `lag` and `history`: how far a policy's target is behind, and the results of its runs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +186,12 @@ class LagOptions(Options):
 
 @verb(LagOptions)
 def lag(options: LagOptions) -> Lag:
-    """Measures how far a policy's target is behind, per database and table, in events, seconds and bytes. Reads only.
+    """Measures the lag of a policy's target, per database and table, in events, seconds and bytes. Reads only.
 
         replicator.lag("west").seconds
 
-    A side that does not answer is in `unreachable`, and the figures are the last known ones. Raises UsageError where
-    there is no such policy."""
+    A side that does not answer is listed in `unreachable`, and the metrics are the last known ones. Raises UsageError
+    for an unknown policy."""
     policy = options.settings.policy(options.policy)
     with impatient(policy.source_metastore) as source, impatient(policy.target_metastore) as target:
         return lags.lag(policy, source, target)
@@ -205,11 +205,11 @@ class HistoryOptions(Options):
 
 @verb(HistoryOptions)
 def history(options: HistoryOptions) -> ShownHistory:
-    """Shows a policy's runs, newest first. One entry stands for all rounds in a row that found nothing new. Reads only.
+    """Shows a policy's runs, newest first. Successive rounds without changes share one entry. Reads only.
 
         replicator.history("west", limit=5).to_arrow()
 
-    Raises UsageError where there is no such policy, FormatError where its target's root is not there."""
+    Raises UsageError for an unknown policy, FormatError if its target's root does not exist."""
     policy = options.settings.policy(options.policy)
     return shown_history(Memory(open_existing(policy.target_cmroot), policy.name), policy, options.limit)
 
@@ -264,12 +264,12 @@ WORSE = ("current", "replica", "behind", "loading", "no replica")
 
 @verb(StatusOptions)
 def status(options: StatusOptions) -> Status | Statuses | Lag:
-    """Says how far a replicated database is, and how far behind; of a policy, what `lag` says. Reads only.
+    """Reports the checkpoint and the lag of a replicated database; for a policy, the same as `lag`. Reads only.
 
         replicator.status(target="thrift://b:9083", db="sales", source="thrift://a:9083").lag_events
         replicator.status("west").seconds
 
-    Raises UsageError for neither policy nor database, and for a $cmroot that is not its source's; ObjectNotFound for a
+    Raises UsageError without policy and database, and for a $cmroot that is not its source's; ObjectNotFound for a
     database that does not exist."""
     if options.policy is not None:
         return lag(options.policy, config=options.settings)
@@ -289,7 +289,7 @@ def status(options: StatusOptions) -> Status | Statuses | Lag:
 
 
 # ---- wait ------------------------------------------------------------------------------------------------------------
-# `wait`: until a target has come far enough.
+# `wait`: returns when a target has reached an event or a lag.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,13 +354,13 @@ class WaitedDatabases(Rows):
 
 @verb(WaitOptions)
 def wait(options: WaitOptions) -> Waited | WaitedDatabases:
-    """Waits until a replicated database, or each of several, has come to an event, or close enough behind its source.
-    Reads only; may run again.
+    """Waits until a replicated database, or each of several, has reached an event, or its lag is small enough. Reads
+    only; may run again.
 
         replicator.wait(target="thrift://b:9083", db="sales", until_event=4711)
         replicator.wait("west", until_lag=timedelta(seconds=30))
 
-    Raises NotReached when the time is over; UsageError for a goal that cannot be determined."""
+    Raises NotReached at the time limit; UsageError for a condition that cannot be evaluated."""
     with ExitStack() as stack:
         target = stack.enter_context(options.connected(options.target))
         source = stack.enter_context(options.connected(options.source)) if options.source else None
@@ -400,7 +400,7 @@ def _each(
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
-# `check`: what can be proved of a policy.
+# `check`: verifies that a policy can run.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,13 +410,13 @@ class CheckOptions(Options):
 
 @verb(CheckOptions)
 def check(options: CheckOptions) -> PolicyChecked:
-    """Proves what can be proved of a policy before its first run, and at any time after: metastores, the notification
-    log, clocks, rights, room, roles, lag, the last runs. Writes small hidden files where runs will write, and removes
-    them. May run at any time, and again.
+    """Checks a policy before its first run, or at any time: metastores, the notification log, clocks, permissions, disk
+    space, roles, lag, the last runs. Writes small hidden files to the directories that runs write, and removes them.
+    May run again at any time.
 
         replicator.check("west").status
 
-    A side that does not answer is a finding. Raises UsageError where there is no such policy, ConfigError."""
+    A side that does not answer is a finding. Raises UsageError for an unknown policy, ConfigError."""
     settings = options.settings
     others = list(settings.policies.values())
     return checks.check(settings.policy(options.policy), others=others, gateway=settings.gateway)

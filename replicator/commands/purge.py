@@ -1,4 +1,5 @@
-"""`purge run` and `certify`: the rows of people erased from tables, and the proof."""
+"""`purge run` erases the rows of data subjects from tables, `certify` proves it; `backups`, `undo` and `retain` handle
+the replaced data."""
 
 from __future__ import annotations
 
@@ -79,14 +80,15 @@ class PurgeRunOptions(ErasureOptions, Removing):
 
 @verb(PurgeRunOptions)
 def purge_run(options: PurgeRunOptions) -> Purged:
-    """Erases the rows of all ids from the white-listed tables that are described. What was before stays as a backup,
-    which `purge_undo` brings back and `purge_retain` recycles. The root is made where there is none. Safe to kill
-    and to run again: the same request continues where it was. A dry run only counts rows.
+    """Erases the rows of all ids from the white-listed tables with a descriptor. The replaced data remains as a backup,
+    which `purge_undo` restores and `purge_retain` recycles. Creates the root if it does not exist. Safe to kill and to
+    run again: the same request continues. A dry run only counts rows.
 
         replicator.purge_run("prod", "/cm", "gdpr.requests:customer", whitelist="sales", field_path="privacy.column")
 
-    Raises UsageError when nobody says which ids; Refused when there are no ids or no tables, or more would be written
-    again than may; LeaseHeld while another purge is running. Tables that are not reached are the report's `gaps`."""
+    Raises UsageError if the ids are not given; Refused if there are no ids or no tables, or if more would be rewritten
+    than the limits allow; LeaseHeld while another purge holds the lease. The report's `gaps` lists tables that were not
+    purged."""
     asked = options.asked(options.attempts)
     make = partial(Purge, options=asked)
     with options.working(make, options.cmroot, options.metastore, dry_run=options.dry_run) as job:
@@ -119,14 +121,14 @@ class PurgeCertifyOptions(ErasureOptions):
 
 @verb(PurgeCertifyOptions)
 def purge_certify(options: PurgeCertifyOptions) -> Certificate:
-    """Proves that nothing holds what was erased any more, or lists what does and until when: tables, backups, the root,
-    directories, and the replicas of the configuration's policies. The certificate is kept in the audit. Safe to run
-    twice; changes nothing else, unless it expedites.
+    """Proves that no copy of erased rows remains, or lists the copies and when each is removed: tables, backups, the
+    root, directories, and the replicas of the configuration's policies. The certificate is stored in the audit. Safe to
+    run twice; changes nothing else without `expedite`.
 
         replicator.purge_certify("prod", "/cm", run="latest", out="certificate.json").holding
 
-    Raises UsageError for an unknown run, or when nobody says which ids; Refused when there are none; Exists, before it
-    begins, for a file `out` that may not be replaced."""
+    Raises UsageError for an unknown run, or if the ids are not given; Refused if there are none; Exists, before it
+    begins, for an existing file `out` without `overwrite`."""
     if options.out is not None and not options.overwrite:
         refuse_existing(options.out)
     asked = options.asked() if options.run is None else PurgeOptions("")
@@ -160,11 +162,11 @@ class PurgeCertificateOptions(OfPolicy):
 
 @verb(PurgeCertificateOptions)
 def purge_certificate(options: PurgeCertificateOptions) -> Certificate:
-    """Shows a certificate that was made, and writes it to a file. Searches nothing.
+    """Shows a stored certificate, and writes it to a file. Searches nothing.
 
         replicator.purge_certificate(cmroot="/cm", out="certificate.html").status
 
-    Raises ObjectNotFound when the audit has none, Exists for a file that is there."""
+    Raises ObjectNotFound if the audit has none, Exists for an existing file."""
     found = recorded_certificate(open_existing(options.cmroot).place, options.run)
     if options.out is not None:
         write_certificate(found, options.out, overwrite=options.overwrite)
@@ -172,7 +174,7 @@ def purge_certificate(options: PurgeCertificateOptions) -> Certificate:
 
 
 # ---- purge backups ---------------------------------------------------------------------------------------------------
-# `purge backups`, `restore` and `retain`: what was before a purge.
+# `purge backups`, `undo` and `retain`: the data that purges replaced.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +187,11 @@ class PurgeBackupsOptions(OfPolicy):
 
 @verb(PurgeBackupsOptions)
 def purge_backups(options: PurgeBackupsOptions) -> BackupList:
-    """Lists the backups that purges and restores have made, and what became of them. Only looks.
+    """Lists the backups that purges and restores have created, and their state. Reads only.
 
         replicator.purge_backups(cmroot="/cm", table="sales.orders").to_arrow()
 
-    Raises UsageError where there is no root."""
+    Raises UsageError if the root does not exist."""
     return list_backups(open_existing(options.cmroot).place, options.table)
 
 
@@ -220,13 +222,13 @@ class PurgeUndoOptions(OfPolicy):
 
 @verb(PurgeUndoOptions)
 def purge_undo(options: PurgeUndoOptions) -> BackupRestored:
-    """Puts a backup of a partition back: one metastore call, no copy while its directory is there. Rows that were
-    erased are back then, too. What is replaced stays as trash. Safe to run twice: the second time it is there already.
+    """Restores a backup of a partition: one metastore call, and no copy if its directory still exists. The erased rows
+    are then back, too. The replaced data remains as trash. Safe to run twice: a restored backup is reported as such.
 
         replicator.purge_undo("prod", "/cm", "sales.orders", "day=2026-03-01")
 
-    Raises ObjectNotFound when there is no backup; Refused when the partition changes meanwhile; FilesMissing when bytes
-    of a recycled backup are nowhere any more; LeaseHeld while a purge is running."""
+    Raises ObjectNotFound if there is no backup; Refused if the partition changes concurrently; FilesMissing if bytes of
+    a recycled backup are no longer available; LeaseHeld while a purge holds the lease."""
     if options.table.count(".") != 1:
         raise UsageError(f"{options.table!r} is not DB.TABLE", hint="e.g. sales.orders day=2026-03-01")
     with options.connected(options.metastore) as metastore:
@@ -253,13 +255,13 @@ class PurgeRetainOptions(Removing, OfPolicy):
 
 @verb(PurgeRetainOptions)
 def purge_retain(options: PurgeRetainOptions) -> Retained:
-    """Recycles backups that are too many or too old, and removes what failed purges left. Rows that a writer put into
-    a backup after the swap are brought to their table first. Safe to run twice.
+    """Recycles excess and expired backups, and the remains of failed purges. Files that a writer added to a backup
+    after the swap are first linked into their table. Safe to run twice.
 
         replicator.purge_retain("prod", "/cm", versions=1, days=timedelta(days=7), dry_run=True)
 
-    Raises Refused when more would go than may; LeaseHeld while a purge is running; UsageError where there is no root.
-    What had to stay is in the report."""
+    Raises Refused if the limits of removals are exceeded; LeaseHeld while a purge holds the lease; UsageError if the
+    root does not exist. The report lists backups that were retained, and why."""
     given = read_properties(options.properties)
     asked = RetainOptions.given(options.versions, options.days, options.grace, options.trash, given)
     make = partial(Retain, options=asked)

@@ -1,5 +1,5 @@
-"""`dump` and `load`: the path of data to a replica; or a count of what a dump would hold, and the changes that a load
-would make.
+"""`dump` writes a complete or incremental dump of a source; `load` replays it on a target. A dry run counts the
+contents of the dump, or lists the changes of the load.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class DumpOptions(Copying, Selecting):
         return done
 
     def _refuse_chain(self) -> None:
-        """Raises UsageError for neither or both of --out and --into, and for what contradicts --into."""
+        """Raises UsageError unless exactly one of --out and --into is given, and for options that contradict --into."""
         if not self.out and not self.into:
             hint = "give it, or with --into a directory of dumps, in which the dump gets a directory"
             raise UsageError("Missing option '--out'.", hint=hint)
@@ -173,9 +173,9 @@ class DumpOptions(Copying, Selecting):
 
 @verb(DumpOptions)
 def dump(options: DumpOptions) -> Dumped | DumpPlan:
-    """Captures, then writes a dump: the whole of some databases, or what changed in them. It names files, and has their
-    bytes only with `with_data`. May run again after a crash: an unfinished dump is written again, and bytes that it has
-    copied remain.
+    """Captures, then writes a dump: a complete state of some databases, or their changes. It contains the names and
+    checksums of files, and their bytes only with `with_data`. May run again after a crash: an unfinished dump is
+    written again, and bytes copied before are used.
 
         replicator.dump(source="thrift://a:9083", cmroot="/cm", db="sales", out="/dumps/1")
         replicator.dump(source="prod", cmroot="/cm", db="sales", since="/dumps/1", out="/dumps/2")
@@ -183,9 +183,9 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         replicator.dump(source="prod", keeper="none", db="sales", out="/dumps/4", with_data=True)
         replicator.dump("west", into="s3://backup/west", with_data=True)
 
-    Raises UsageError for a range or pattern that fits nothing; Refused for a replica or a fenced database;
-    BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root, or writes `into` the
-    same directory."""
+    Raises UsageError for a range or pattern that matches nothing; Refused for a replica or a fenced database;
+    BootstrapNeeded if records of the range are no longer in the log; LeaseHeld while another run holds the root's
+    lease, or writes `into` the same directory."""
     if "-" in (options.out, options.into):
         option = "--out" if options.out else "--into"
         hint = "give a new or empty directory"
@@ -246,7 +246,7 @@ def _dumped(options: DumpOptions) -> Dumped:
     if observed is not None:
         report.captured, report.scanned = observed.records, observed.scanned
         report.warnings = [*observed.warnings, *report.warnings]
-        if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
+        if report.from_event is None:  # a bootstrap's records are a state, which includes the findings of the scan
             report.observed = observed.observed
     return report
 
@@ -320,7 +320,7 @@ class LoadOptions(Braked, OfPolicy):
     ] = None
     overwrite: Annotated[bool, opt("Replace objects that are newer, or that replication did not create.")] = False
     take_over: Annotated[
-        bool, opt("Assert that another load, whose mark on the target names an unreachable root, has ended.")
+        bool, opt("Confirm that another load, whose mark on the target names an unreachable root, has ended.")
     ] = False
     jobs: CommitJobs = JOBS
     key_file: KeyFile = None
@@ -345,9 +345,10 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
         replicator.load("/dumps/2", target="dr", map_location={"s3://a/raw": "s3://b/raw"}, dry_run=True)
         replicator.load("/dumps/3", policy="west")
 
-    Raises FormatError for a dump that is unfinished or damaged; Refused for objects of others, and for a load that
-    would take away more than it may; BootstrapNeeded for a range that does not begin where the target is; LeaseHeld
-    while another load is working on the target; FilesMissing when bytes are nowhere to be had."""
+    Raises FormatError for a dump that is unfinished or damaged; Refused for objects that replication did not create,
+    and for a load that would exceed the limits of removals; BootstrapNeeded for a range that does not begin at the
+    target's checkpoint; LeaseHeld while another load holds the target's lease; FilesMissing if bytes are not available
+    anywhere."""
     how = planning.LoadSettings(
         warehouse=options.warehouse,
         cmroot=options.target_cmroot,

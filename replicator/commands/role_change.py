@@ -1,5 +1,5 @@
-"""`switchover`, `failover`, `failback`, `loss` and `role`: turn a policy round. And `drill`: rehearse a failover, show
-the drills that were made, or take down what they left.
+"""`switchover`, `failover` and `failback` exchange the roles of a policy's sides; `loss` shows the loss report, `role`
+shows or sets roles. `drill` rehearses a failover, lists the drills, or removes the remains of one.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class SwitchoverOptions(Options):
 @verb(SwitchoverOptions)
 def switchover(options: SwitchoverOptions) -> RoleChanged:
     """Makes the replica the primary, and the primary its replica: planned, without loss. Stop the writers before. May
-    be killed anywhere and run again: it completes. Once it is over, another one turns back.
+    be killed at any step and run again, which completes it. A second switchover switches back.
 
         replicator.switchover("west", dry_run=True).problems
         replicator.switchover("west", to="target")
 
-    Raises Refused for what the check finds (nothing is changed then), LeaseHeld while the policy is running, NotReached
-    when the drain takes too long, and what capture and load raise."""
+    Raises Refused for obstacles found by the check (then nothing is changed), LeaseHeld while the policy is running,
+    NotReached if the drain takes too long, and all errors of capture and load."""
     if options.abort and options.dry_run:
         raise UsageError("--abort and --dry-run exclude each other", hint="give one of them")
     wanted = switchover_steps.SwitchoverSettings(
@@ -113,14 +113,14 @@ class FailoverOptions(Options):
 
 @verb(FailoverOptions)
 def failover(options: FailoverOptions) -> RoleChanged:
-    """Makes the replica the primary while the primary is lost; without `force` only tells what is lost. Nobody waits
-    for the lost side. May be killed anywhere and run again: it completes.
+    """Makes the replica the primary when the primary is lost; without `force` only reports the loss. Does not wait for
+    the lost side. May be killed at any step and run again, which completes it.
 
         replicator.failover("west").loss
         replicator.failover("west", force=True)
 
-    Raises Refused when there is no replica to promote, when a side is the primary already, or for what lies between two
-    states without consent; LeaseHeld while the policy is running or being turned."""
+    Raises Refused if there is no replica to promote, if a side is the primary already, or for tables between two states
+    without consent; LeaseHeld during a run or role change of the policy."""
     wanted = failovers.FailoverSettings(
         force=options.force,
         accept_partial=options.allow_partial,
@@ -150,14 +150,14 @@ class FailbackOptions(Options):
 
 @verb(FailbackOptions)
 def failback(options: FailbackOptions) -> RoleChanged:
-    """Takes the old primary back after a failover: it becomes the replica of the new one, by difference. Its own
-    changes are listed and kept. Its writers must have stopped. May be killed anywhere and run again: it completes.
+    """Makes the old primary, after a failover, the replica of the new one, by difference. Its own changes are listed
+    and retained. Its writers must have stopped. May be killed at any step and run again, which completes it.
 
         replicator.failback("west", dry_run=True).own
         replicator.failback("west", switch=True)
 
-    Raises Refused where it is not known who is right, LeaseHeld while the policy is running or being turned, and what
-    capture and load raise."""
+    Raises Refused if it is unknown which side is right, LeaseHeld during a run or role change of the policy, and all
+    errors of capture and load."""
     wanted = failbacks.FailbackSettings(patience=options.wait, reported=options.reported or nobody)
     with opened(options, options.policy, options.jobs) as sides:
         if options.switch and not options.dry_run:
@@ -172,11 +172,11 @@ class LossOptions(Options):
 
 @verb(LossOptions)
 def loss(options: LossOptions) -> LastFailover:
-    """Shows the loss report of a policy's last failover, as it was when the replica was promoted. Reads only.
+    """Shows the loss report of a policy's last failover, as of the promotion of the replica. Reads only.
 
         replicator.loss("west").loss
 
-    Raises ObjectNotFound where there was no failover, UsageError where there is no such policy."""
+    Raises ObjectNotFound if there was no failover, UsageError for an unknown policy."""
     return failovers.last_failover(options.settings.policy(options.policy))
 
 
@@ -196,12 +196,12 @@ class RoleShowOptions(Options):
 
 @verb(RoleShowOptions)
 def role_show(options: RoleShowOptions) -> ShownRoles:
-    """Shows roles and epochs, and who set them. Of two sides that contradict each other, the highest epoch is right.
-    Reads only.
+    """Shows roles, their epochs, and who set them. If two sides contradict each other, the higher epoch is valid. Reads
+    only.
 
         replicator.role_show(metastore="dr", db="sales")
 
-    Raises ObjectNotFound for a database that is not there, FormatError for a role that cannot be understood."""
+    Raises ObjectNotFound for a database that does not exist, FormatError for a role that cannot be parsed."""
     with options.connected(options.metastore) as metastore:
         given = [options.db] if isinstance(options.db, str) else options.db
         return shown_roles(metastore, selected(metastore, given) if given else ())
@@ -224,13 +224,13 @@ class RoleSetOptions(Options):
 
 @verb(RoleSetOptions)
 def role_set(options: RoleSetOptions) -> RoleSet:
-    """Sets a database's role by hand, for repairs; switchover, failover and failback do it in the right order. May run
-    again: the same role stays.
+    """Sets a database's role manually, for repairs; switchover, failover and failback set roles in the right order. May
+    run twice.
 
         replicator.role_set(metastore="thrift://a:9083", db="sales", role="fenced")
 
-    Raises Refused, with the consequence, for what can lose data, and where somebody else sets it at the same time;
-    ObjectNotFound; UsageError for another role."""
+    Raises Refused, with the consequence, for a change that can lose data, and if another process sets the role
+    concurrently; ObjectNotFound; UsageError for an unknown role."""
     with options.connected(options.metastore) as metastore:
         return change_role(
             metastore,
@@ -281,15 +281,15 @@ class DrillOptions(Options):
 
 @verb(DrillOptions)
 def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwept:
-    """Promotes a policy's replica into shadow databases, asks queries of them with Spark, and takes them down; measures
-    how long the first good answer took. No data is copied, and replication continues. May run again after a crash: it
-    sweeps what was left.
+    """Rehearses a failover: creates shadow databases over a policy's replica, runs queries on them with Spark, measures
+    the time to the first good answer, and drops them. No data is copied, and replication continues. May run again after
+    a crash: the next drill removes the remains of a killed one.
 
         replicator.drill("west", queries=["SELECT max(day) FROM sales.orders"]).first_answer_seconds
         replicator.drill("west", listing=True).to_arrow()
 
-    Raises LeaseHeld while another drill of the policy is running, Refused where there is no replica yet, UsageError for
-    a prefix or database that is none."""
+    Raises LeaseHeld while another drill of the policy is running, Refused if there is no replica yet, UsageError for an
+    invalid prefix or database."""
     if options.clean and options.listing:
         raise UsageError("--clean and --list exclude each other", hint="give one of them")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", options.prefix):
@@ -308,7 +308,7 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwe
         progress=options.teller,
     )
     with ExitStack() as stack:
-        source = stack.enter_context(impatient(policy.source_metastore))  # it may be away: that is what drills are for
+        source = stack.enter_context(impatient(policy.source_metastore))  # may be unavailable
         target = stack.enter_context(options.connected(policy.target_metastore))
         if options.clean:
             return clean(policy, source, target, jobs=options.jobs)

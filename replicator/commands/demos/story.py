@@ -1,6 +1,6 @@
-"""The demo: the whole story on two real metastores with real Spark tables, narrated while it happens.
+"""The demo: replication between two real metastores with real Spark tables, with a line of output for each step.
 
-Everything lives below one directory; nothing outside it is touched, and it is removed at the end unless it is kept.
+All files are below one directory, which is removed at the end unless the user keeps it; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _QUERIES = (
 
 @dataclass
 class DemoReport(Report):
-    """What the demo did: each step with its seconds, and whether both sides were the same at the end."""
+    """The report of the demo: each step with its seconds, and whether both sides were equal at the end."""
 
     status: str = "done"
     directory: str = ""
@@ -72,7 +72,7 @@ class DemoReport(Report):
 
 
 class Told(Protocol):
-    """A story: what it has done, its steps, and the end of all that it started."""
+    """A running demo: its directory, its finished steps, and the processes that it started."""
 
     reported: DemoReport
 
@@ -84,8 +84,8 @@ class Told(Protocol):
 def tell(
     keep: Path | None, say: Callable[[str], object], story_of: Callable[[Path, Callable[[str], object]], Told]
 ) -> DemoReport:
-    """Runs a demo below a directory, new or empty, or in one that goes at the end. Raises Error when a step does not
-    end as it must, UsageError for a directory with something in it."""
+    """Runs a demo below a new or empty directory, or in a temporary one. Raises Error if a step does not give the
+    expected result, UsageError for a directory that is not empty."""
     began = time.monotonic()
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise UsageError(f"--keep {keep} is not empty", hint="name a new directory")
@@ -250,7 +250,7 @@ def stop_sides(directory: Path) -> None:
 
 
 def timed(reported: DemoReport, say: Callable[[str], object], title: str, work: Callable[[], Any]) -> Any:
-    """A step of a story: told, done, and noted with its seconds."""
+    """Runs a step of the demo, prints its title, and records its seconds."""
     began = time.monotonic()
     say(title)
     result = work()
