@@ -1,5 +1,5 @@
-"""The root of the tree of errors. Each class has an exit code, says whether trying again can help, and its docstring
-is its manual entry; the message names the thing and what happened, the hint says what to do next."""
+"""The root of the tree of errors. Each class has an exit code, indicates whether a retry can help, and its docstring is
+its manual entry; the message names the object and what happened, the hint what to do next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 from cmroot.text import shown
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading JSON raises that others may have written: no JSON, not UTF-8, of other types, or nested without end."""
+"""Exceptions of decoding JSON from an untrusted file: invalid JSON, not UTF-8, unexpected types, or nested too
+deeply."""
 
 
 class Error(Exception):
@@ -20,7 +21,7 @@ class Error(Exception):
     transient = False
 
     def __init__(self, message: str, *, hint: str = "", details: Mapping[str, object] | None = None) -> None:
-        """`details`: what a program wants beside the message; part of the JSON."""
+        """`details`: values for programs, in addition to the message; part of the JSON."""
         message = shown(message)  # a path in it may be no text
         super().__init__(message)
         self.message = message

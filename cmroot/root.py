@@ -1,5 +1,5 @@
-"""The layout of a change-management root: its FORMAT file and its directories. Their contents are described in other
-modules.
+"""The layout of a change-management root: its FORMAT file and its directories. Creates and opens roots. The modules of
+`log`, `keep` and `pins` describe the contents.
 """
 
 from __future__ import annotations

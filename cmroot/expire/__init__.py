@@ -1,1 +1,1 @@
-"""Expiry: deletes retained files that nothing needs."""
+"""Expiry: deletes retained files that are no longer required."""

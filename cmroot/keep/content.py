@@ -1,4 +1,5 @@
-"""Content names, and how files get them: the steps that keepers and recycling share. Contains no policy.
+"""Content names: links and copies files into `files/` under the name of their checksum. Keepers and recycling share
+these steps.
 
 A retained file is `files/<ab>/<algorithm>-<hex>-<size>`, where `ab` are the first two digits of the checksum. Files get
 this name by a link, so a name appears atomically with complete content. Incomplete files are in `incoming/`, where the

@@ -1,6 +1,6 @@
-"""Keepers: how bytes are retained while their source still has them, and which keeper a store supports. Recycling,
-re-exported here, is for files that the replicator removes itself. The times of a retained file are never changed,
-because a link shares them with its source.
+"""Keepers: the ways to retain the bytes of a live file (hard link, bucket version, HDFS snapshot, copy), and the choice
+of one that a store supports. Recycling, re-exported here, is for files that the replicator removes itself. The times of
+a retained file are never changed, because a link shares them with its source.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""S3 buckets as a whole: listings of many places in few requests, and the queues that buckets notify of changes.
-
-A listing of many places is one flat listing in the order of keys, which skips the keys between the places. It takes one
-request per thousand objects, and at most one more per place. Queues (SQS): whether a bucket sends all its changes, and
-the objects in the messages. Messages are read and removed here; nothing is decided.
+"""Operations on entire S3 buckets: listings of many directories in few requests, and the queues that buckets notify of
+changes. A listing of many directories is one flat listing in the order of keys, which skips the keys between them. It
+takes one request per thousand objects, and at most one more per directory. Queues (SQS): whether a bucket sends all its
+changes, and the objects in the messages. Messages are read and removed here; nothing is decided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checksums, and copies that compute them on the fly. The hot loops of the entire tool.
+"""Checksums, and copies that compute them on the fly. Contains the inner loops of every copy.
 
 A checksum is the xxh3_128 of a file's content, as 32 lowercase hex digits, never truncated. It detects damage and
 distinguishes contents; it does not protect against deliberate collisions.

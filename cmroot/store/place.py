@@ -1,8 +1,9 @@
-"""Places: parsing of paths and URLs, and the few operations that a store must provide there.
+"""`Place`, the location of a file or directory on any store: its parsed path or URL, and the few operations that a
+store must provide there.
 
 A place is a local path (`/w/t`), a `file:` URI (`file:/w/t`, `file:///w/t`) or a URL that fsspec supports
 (`s3a://b/t`). Hadoop writes names into URIs unescaped, so nothing here ever unquotes: `file:/w/p=a%20b` is a directory
-called `p=a%20b`. Checksums, listings and keeping are in other modules; loops over files use plain text (`spelling`).
+called `p=a%20b`. Checksums, listings and retention are in other modules; loops over files use plain text (`spelling`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Places as text: parsing of paths and URLs without querying a store. Pure, and fast enough to run for each file."""
+"""Locations as text: parsing and normalising of paths and URLs without querying a store. Pure, and fast enough to run
+for each file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Application of records to the manifest: the effect of each change on the known state. SQL only; `manifest` holds the
-file and answers queries about it.
+"""Application of records to the manifest: updates the known state of the source by each change. SQL only; `manifest`
+holds the file and answers queries about it.
 """
 
 from __future__ import annotations

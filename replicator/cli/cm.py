@@ -1,6 +1,6 @@
-"""`replicator cm`: the commands of a change-management root; and of these `slots`, `hold` and `release`: what each
-consumer retains, and for how long. And `gateway`: a metastore in front of the metastore, where no drop deletes what
-`$cmroot` does not have.
+"""`replicator cm`: the commands of a change-management root, with `slots`, `hold` and `release`: the contents that each
+consumer retains, and for how long. And `gateway`: a proxy of the metastore that stores files in `$cmroot` before a drop
+deletes them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _pin_lines(listed: PinList) -> Iterable[str]:
     if rows:
         yield from columns(head, rows, right=("position", "event", "lag", "time lag", "holds", "alone"))
     else:
-        yield "no slots, holds or dumps: nothing is kept for consumers"
+        yield "no slots, holds or dumps: no files are kept for consumers"
     for path in listed.damaged:
         yield f"damaged: {path} (nothing expires until it is restored or dropped)"
 

@@ -72,9 +72,9 @@ def _kept_lines(listed: KeptList) -> Iterable[str]:
 
 def _expiry(listed: KeptList) -> str:
     if listed.retention_seconds is None:
-        return "no job of the configuration expires this root: files that nothing needs stay"
+        return "no job of the configuration expires this root: files that nothing needs remain"
     stay = duration_text(listed.retention_seconds)
-    return f"files that nothing else needs stay for {stay} after the source dropped them (job {listed.retention_job})"
+    return f"files that nothing else needs remain for {stay} after the source dropped them (job {listed.retention_job})"
 
 
 def _counted(count: dict[str, int]) -> str:
@@ -200,7 +200,7 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
     yield from aligned(
         [
             (checked.status, checked.root),
-            ("found", ", ".join(f"{number:,} {kind}" for kind, number in checked.counts.items()) or "nothing wrong"),
+            ("found", ", ".join(f"{number:,} {kind}" for kind, number in checked.counts.items()) or "no findings"),
             ("kept", f"{count_text(checked.entries, 'entry')}, {size_text(checked.bytes)}{read}"),
             ("versions", f"{checked.versions:,} kept by their buckets" if checked.versions else None),
             (

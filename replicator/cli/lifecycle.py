@@ -108,7 +108,7 @@ def _tell(changed: ItemsChanged, as_json: bool) -> int:
 # ---- housekeeping ----------------------------------------------------------------------------------------------------
 
 
-GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
+GRACE = timedelta(seconds=30)  # for a run to end after a signal
 
 
 @click.group()
@@ -286,7 +286,7 @@ def run_policies(session: Session, /, metastore: str | None, no_metastore: bool,
             hint="name it with --metastore or --policy; or give --no-metastore if no metastore refers to these files",
         )
     words = tell_if_first(given["cmroot"], given["dry_run"])
-    # For a person a line at a time: a plan may have a million items.
+    # Written line by line: a plan may have a million items.
     tell = None if as_json else lambda item: write([_item_line(item)])
     done = session.call(retention_run, metastore=metastore, tell=tell, **given)
     emit(done, as_json, _run_lines(done, words))

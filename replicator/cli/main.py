@@ -1,5 +1,5 @@
-"""The `replicator` command: global options, the table of commands, and how every failure is reported, to people, as
-JSON, and to Nagios.
+"""The `replicator` command: global options, the lookup of commands, and the report of every failure, as text, as JSON,
+or as a Nagios plugin's line.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from replicator.policies.checks.finding import NAGIOS, nagios_failure
 
 
 def as_plugin(answer: Callable[[], int]) -> int:
-    """Runs a command line for Nagios, to which its own errors would look like warnings: a failure before or beside the
-    check prints the plugin's one line, with the state unknown."""
+    """Runs a command line for Nagios, which would take the exit code of an error for a warning: a failure outside of
+    the check prints the plugin's one line, with the state unknown."""
     try:
         return answer()
     except click.ClickException as error:
@@ -119,7 +119,7 @@ def cli(context: click.Context, /, config: Path | None, verbose: bool, heartbeat
 
 
 def _logged_as(given: LogConfig, configured: LogConfig) -> LogConfig:
-    """What the command line or the environment gives, else what the file does."""
+    """Returns the value of the command line or the environment, else that of the configuration."""
     return LogConfig(
         given.format or configured.format,
         given.level or configured.level,
@@ -129,7 +129,7 @@ def _logged_as(given: LogConfig, configured: LogConfig) -> LogConfig:
 
 
 def _configured(file: Path | None, command: str | None) -> Config:
-    """The configuration; nothing for `diagnose` where the file is wrong: it says what is."""
+    """Returns the configuration; an empty one for `diagnose` if the file is invalid, which `diagnose` reports."""
     try:
         return read_config(file)
     except ConfigError:
@@ -165,8 +165,8 @@ def _options_among(command: click.Command, values: Mapping[str, Any]) -> dict[st
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> int:
-    """Runs a command line and returns the exit code; every failure is reported, as JSON when `--json` is among them,
-    and as a plugin does when `--nagios` is. began: of the monotonic clock, when the program was started; None: now."""
+    """Runs a command line and returns the exit code. Reports every failure, as JSON with `--json`, and as a Nagios
+    plugin with `--nagios`. began: when the program was started, on the monotonic clock; None: now."""
     began = clocks.monotonic() if began is None else began
     if "--nagios" in arguments:
         return as_plugin(lambda: _answer(arguments, began))
@@ -239,7 +239,7 @@ def _tell_unexpected(error: Exception, as_json: bool, verbose: bool) -> int:
 
 
 def _system_text(error: OSError) -> str:
-    """The system's own words, after the file that they are about."""
+    """Returns the system's message, preceded by the name of the file."""
     names = [name for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     if not names or not error.strerror:
         return str(error)
@@ -269,20 +269,20 @@ def main() -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process with exactly this exit code. What was opened is closed, threads that must end are waited for,
-    the answer is out. The rest is not taken apart: threads of libraries that run on meanwhile (an event loop, a
-    reader's pool) would abort the process now and then."""
+    """Ends the process with exactly this exit code, after open resources were closed, threads that must end were
+    joined, and the output was written. Skips the interpreter's teardown, in which libraries' threads that still run (an
+    event loop, a reader's pool) sometimes abort the process."""
     getattr(threading, "_shutdown", lambda: None)()  # as the interpreter does at its end, in this order
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
-    except (OSError, ValueError):  # the reader went away, or it was closed
+    except (OSError, ValueError):  # the reader has closed the pipe, or the stream is closed
         code = code or BROKEN_PIPE
     os._exit(code)
 
 
 def process_start() -> float:
-    """When this process began, by the monotonic clock: importing takes as long as some commands."""
+    """Returns the start of this process on the monotonic clock: imports take as long as some commands."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age = clocks.clock_gettime(clocks.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -292,7 +292,8 @@ def process_start() -> float:
 
 
 def speak_utf8() -> None:
-    """Begins again in UTF-8 where a locale, such as C, has no letters but ASCII: names of files and tables have."""
+    """Restarts the process in UTF-8 if the locale, such as C, has only ASCII: names of files and tables may have other
+    letters."""
     if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8") and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
         program = [sys.executable, "-m", "replicator.cli.main", *sys.argv[1:]]
@@ -300,14 +301,15 @@ def speak_utf8() -> None:
 
 
 def collect_rarely() -> None:
-    """Decoding a dump or a metastore's answers makes millions of objects that live to the end: a collector that looks
-    at them again and again costs up to a third of the time and finds nothing."""
+    """Reduces garbage collections. Decoding a dump or a metastore's responses creates millions of objects that are used
+    until the end: collections that scan them repeatedly cost up to a third of the time and free nothing."""
     gc.set_threshold(50_000)
     gc.freeze()
 
 
 def _keep_stdout_for_answers() -> None:
-    """Standard output is ours alone: what Spark's Java prints there would spoil the one JSON object."""
+    """Redirects the standard output of child processes to standard error: output of Spark's Java would corrupt the
+    single JSON object."""
     try:
         ours = os.dup(1)
         os.dup2(2, 1)

@@ -40,7 +40,8 @@ class Session:
     began: float = 0.0  # of the monotonic clock: when the program was started
 
     def call(self, verb: Verb[..., Any, R], **given: Any) -> R:
-        """A verb with what the command line gave: each option is the field of its name, `--no-x` the field `x`."""
+        """Calls a verb with the values of the command line: each option sets the field of its name, `--no-x` the field
+        `x`."""
         if given.get("policy") is not None and any(map(is_policy, click.get_current_context().command.params)):
             given = {name: value for name, value in given.items() if name not in KNOWN or _is_given(name)}
         values = {
@@ -56,7 +57,7 @@ class Session:
 
 
 def _shown(*, bars: bool) -> Progress:
-    """Where a command's progress goes: to the file of who looks on, to the terminal, or nowhere."""
+    """Returns the receiver of a command's progress: the service's file, the terminal, or none."""
     file = os.environ.get(VARIABLE)
     if file:
         return ProgressFile(Path(file))
@@ -68,7 +69,7 @@ JSON_LINES = "replicator.json_lines"
 
 KNOWN = {"source", "target", "metastore", "keeper", "formats", "grants", "principals", "warehouse", "external_base"}
 KNOWN |= {"cmroot", "source_cmroot", "target_cmroot"}
-"""What a policy says before [defaults] does."""
+"""Options for which a policy's value precedes that of [defaults]."""
 
 
 def is_policy(parameter: click.Parameter) -> bool:
@@ -133,7 +134,7 @@ def settings_option(name: str, *names: str, **attributes: Any) -> Callable[[F], 
 
 
 pass_session = click.make_pass_decorator(Session)
-# Not from the environment: what prints errors must know it before anything is parsed.
+# Not from the environment: the error report must know it before anything is parsed.
 json_option = click.option(
     "--json",
     "as_json",
@@ -331,4 +332,4 @@ def _type(field: Declared) -> click.ParamType | type | None:  # type: ignore[typ
 
 POLICY_ARGUMENT = "[POLICY]"
 ENGINE_FIELDS = ("engine", "master", "spark_conf")
-"""Fields of every verb; options of those whose work may run on Spark."""
+"""Fields of every verb that are options only for verbs that may run on Spark."""

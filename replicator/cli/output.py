@@ -1,8 +1,7 @@
-"""Output of the program: a command's answer on standard output, as one JSON object or aligned text, errors as either;
-and log lines for people or as JSON, on standard error or in a file, made by structlog of what `logging` is given.
-
-Each log line has time (UTC), level, logger and what it is about; the fields of a record (`extra=`) follow. Other
-libraries log warnings only, and at `debug` what is worth an `info`: their debug lines hold what is secret.
+"""Output of the program: the report of a command on standard output, and errors, as one JSON object or aligned text;
+and log lines as text or JSON, on standard error or in a file, formatted by structlog. Each log line has time (UTC),
+level, logger and context (policy, run); the fields of a record (`extra=`) follow. Other libraries log warnings only, at
+`debug` also infos: their debug lines contain secrets.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Line = MutableMapping[str, Any]
 
 
 def begin_logging(wanted: LogConfig, *, verbose: bool = False) -> None:
-    """From here on this process logs as it is wanted; what was wanted before ends. Raises UsageError for a file that
+    """Configures the logging of this process, in place of an earlier configuration. Raises UsageError for a file that
     cannot be opened."""
     end_logging()
     handler = _handler(wanted)
@@ -67,7 +66,7 @@ def begin_logging(wanted: LogConfig, *, verbose: bool = False) -> None:
 
 
 def end_logging() -> None:
-    """Takes away the handlers that `begin_logging` has given; others' stay."""
+    """Removes the handlers that `begin_logging` installed, and no others."""
     for logger in (logging.getLogger(), logging.getLogger("replicator.core.spark")):
         for handler in [each for each in logger.handlers if isinstance(each, _ToStderr | _ToFile)]:
             logger.removeHandler(handler)
@@ -75,8 +74,8 @@ def end_logging() -> None:
 
 
 def raise_level(name: str) -> None:
-    """A logger of ours says what is worth an `info`, also where others say less and nobody has asked for that: of a
-    program that serves."""
+    """Raises a logger of this program to `info`, even if the default level is higher and was not set: for programs that
+    serve."""
     if any(each.raises(name) for handler in _handlers() for each in handler.filters if isinstance(each, _Fit)):
         logging.getLogger(name).setLevel(logging.INFO)
 
@@ -86,8 +85,8 @@ def _handlers() -> list[_ToStderr | _ToFile]:
 
 
 class _Fit:
-    """What fits into a log: its level, which holds where lines on standard output let more through; lines of progress
-    now and then, and none on a terminal, which has bars."""
+    """Filters the records of a log: by its level, even if `--json-lines` requires a lower one; lines of progress at an
+    interval, and none on a terminal, which shows bars."""
 
     def __init__(self, wanted: LogConfig, verbose: bool, handler: logging.Handler) -> None:
         level = wanted.level or ("info" if verbose or wanted.file else "warning")
@@ -112,7 +111,8 @@ class _Fit:
 
 
 def logged(text: str, level: int, **fields: object) -> bool:
-    """Writes a line whatever the level, where lines are JSON or go to a file; whether standard error needs no other."""
+    """Writes a line regardless of the level, if lines are JSON or written to a file. Returns True if standard error
+    requires no other line."""
     for handler in _handlers():
         if not handler.for_people:
             record = logging.LogRecord("replicator", level, "", 0, "%s", (text,), None)
@@ -128,7 +128,7 @@ def logged(text: str, level: int, **fields: object) -> bool:
 
 
 class _ToStderr(logging.StreamHandler[TextIO]):
-    """for_people: its lines are no JSON, and so not what programs read."""
+    """for_people: its lines are text, not JSON."""
 
     for_people = True
 
@@ -136,7 +136,7 @@ class _ToStderr(logging.StreamHandler[TextIO]):
         super().__init__(sys.stderr)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nobody reads it any more: the work continues."""
+        """The reader has closed the pipe: the work continues."""
 
 
 class _ToFile(WatchedFileHandler):
@@ -151,7 +151,7 @@ class _ToFile(WatchedFileHandler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A log that cannot be written (a full disk) ends no work, and is told once."""
+        """A log that cannot be written (a full disk) does not stop the work, and is reported once."""
         error = sys.exc_info()[1]
         if not self._told:
             self._told = True
@@ -177,7 +177,7 @@ def _handler(wanted: LogConfig) -> _ToStderr | _ToFile:
 
 
 def formatter(last: Callable[[Any, str, Line], str]) -> ProcessorFormatter:
-    """Of records with their time, what they are about and their fields, as `last` writes them."""
+    """Returns a formatter that adds time, context and fields to records; `last` renders them."""
     before: list[Any] = [add_log_level, add_logger_name, ExtraAdder(), _at, _about, format_exc_info, _safe]
     return ProcessorFormatter(foreign_pre_chain=before, processors=[ProcessorFormatter.remove_processors_meta, last])
 
@@ -195,7 +195,7 @@ def _about(logger: Any, name: str, line: Line) -> Line:
 
 
 def _safe(logger: Any, name: str, line: Line) -> Line:
-    """Passwords in URLs do not get into a log, whoever quotes them."""
+    """Removes passwords of URLs from a line, also from quoted messages of libraries."""
     return {key: without_credentials(value) if isinstance(value, str) else value for key, value in line.items()}
 
 
@@ -221,7 +221,7 @@ def _value(value: object) -> str:
 
 
 # ---- json lines ------------------------------------------------------------------------------------------------------
-# `--json-lines`: a JSON object a line on standard output while a command runs; the answer is the last one.
+# `--json-lines`: one JSON object per line on standard output while a command runs; the last one is the report.
 #
 # Each line but the last has `line`, its kind: `step`, `progress`, `event` (something was done to an event of the log),
 # `heartbeat`, `warning`, `note`.
@@ -233,7 +233,7 @@ EVERY = 2.0
 
 @contextmanager
 def lines_on_stdout() -> Iterator[None]:
-    """For the length of a block. When it ends no line comes any more."""
+    """Writes lines of JSON for the length of a block, and none after it."""
     handler = _Lines()
     handler.setFormatter(formatter(_as_line))
     loggers = [logging.getLogger(name) for name in OURS]
@@ -251,7 +251,7 @@ def lines_on_stdout() -> Iterator[None]:
 
 
 def noted(text: str, level: int) -> None:
-    """A remark for people is a line, too."""
+    """Writes a remark as a line."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Lines):
             handler.handle(logging.LogRecord("replicator", level, "", 0, "%s", (text,), None))
@@ -268,11 +268,11 @@ class _Lines(logging.Handler):
         try:
             sys.stdout.write(self.format(record) + "\n")
             sys.stdout.flush()
-        except (OSError, ValueError):  # nobody reads it any more: the work continues, and its end tells
+        except (OSError, ValueError):  # the reader has closed the pipe: the exit code reports the result
             self._open = False
 
     def end(self) -> None:
-        self.acquire()  # of who writes a line now
+        self.acquire()  # held by the thread that writes a line
         self._open = False
         self.release()
 
@@ -298,13 +298,13 @@ def _as_line(logger: Any, name: str, line: Line) -> str:
 # All of standard output passes through here.
 
 
-SHOWN = 20  # things a person sees one by one; JSON has all of them
+SHOWN = 20  # number of items shown individually as text; JSON has all of them
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def emit(value: Mapping[str, Any] | Any, as_json: bool, lines: Iterable[str] | None = None) -> None:
-    """A command's answer: `value` (a mapping or a dataclass) as one JSON object, or `lines` for a person (without any:
-    the value's fields, aligned)."""
+    """Writes a command's report: `value` (a mapping or a dataclass) as one JSON object, or `lines` as text (None: the
+    value's fields, aligned)."""
     if isinstance(value, Report):
         fields: Mapping[str, Any] = value.to_dict()
     else:
@@ -316,7 +316,7 @@ def emit(value: Mapping[str, Any] | Any, as_json: bool, lines: Iterable[str] | N
 
 
 def write(lines: Iterable[str]) -> None:
-    """Lines to standard output. A reader that went away (`| head`) ends the command quietly."""
+    """Writes lines to standard output. A closed pipe (`| head`) ends the command without an error."""
     try:
         for line in lines:  # JSON is written in ASCII, and stays as it is
             sys.stdout.write(printable(line) + "\n")
@@ -327,14 +327,14 @@ def write(lines: Iterable[str]) -> None:
 
 
 def note(text: str, level: int = logging.INFO) -> None:
-    """A remark beside the answer, to standard error, and to the log where that is a file."""
+    """Writes a remark to standard error, and to the log if that is a file."""
     noted(text, level)
     if not logged(text, level):
         click.echo(printable_lines(text), err=True)
 
 
 def show_error(fields: Mapping[str, Any], as_json: bool) -> None:
-    """A failure: `message`, `hint` and the rest as `failure` made them."""
+    """Writes an error: `message`, `hint` and the other fields of `failure`."""
     about = {key: fields[key] for key in ("error", "hint", "exit_code") if fields.get(key) not in (None, "")}
     said = logged(fields["message"], logging.ERROR, **about)
     if as_json:
@@ -363,8 +363,8 @@ def aligned(pairs: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """Any value for a person, without the notation of a program: none, yes, `a = 1, b = 2`; quotes only around text
-    whose ends would not be seen."""
+    """Formats a value as text, without a program's notation: none, yes, `a = 1, b = 2`; quotes only around text with
+    spaces at its ends."""
     match value:
         case None:
             return "none"
@@ -392,7 +392,7 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[
 
 
 def shortened(things: Iterable[str]) -> list[str]:
-    """The first things, and how many more there are."""
+    """Returns the first items, and the number of the others."""
     all_ = list(things)
     return all_ if len(all_) <= SHOWN else [*all_[:SHOWN], f"... and {len(all_) - SHOWN} more (--json lists all)"]
 
@@ -424,8 +424,8 @@ def sources_text(copied: _Copied, *, target: str = "the target itself", dump: in
 
 
 def took(seconds: float) -> str:
-    """How long a person has waited: since the command was started, with imports, connections and Spark's start.
-    seconds: of its work, which counts where no command runs."""
+    """Formats the duration since the command was started, including imports, connections and Spark's start. seconds:
+    the duration of the work, used if no command runs."""
     context = click.get_current_context(silent=True)
     began = getattr(context.obj, "began", None) if context else None
     return f"{clocks.monotonic() - began if began else seconds:.1f} s"

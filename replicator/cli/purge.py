@@ -1,5 +1,5 @@
-"""`replicator purge`: erase the rows of people from tables, prove it, keep and bring back what was before. And `audit`
-and `legal-hold`: what was removed and by whom, and what must not be.
+"""`replicator purge`: erase the rows of data subjects from tables, certify it, retain and restore the replaced data.
+And `audit` and `legal-hold`: the removals of all jobs, and exemptions from them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def capture(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 def describe(captured: Captured) -> Iterable[str]:
-    """A capture for a person."""
+    """Formats the report of a capture."""
     yield from aligned(
         [
             (
@@ -72,7 +72,7 @@ def describe(captured: Captured) -> Iterable[str]:
 
 
 def _follow(session: Session, as_json: bool, given: Mapping[str, Any]) -> int:
-    """Captures until a signal comes, which is the way it ends; an error that trying again cannot help is raised."""
+    """Captures until a signal ends it. Raises errors that a retry cannot fix."""
     total = CapturesFollowed()
 
     def reported(captured: Captured) -> None:

@@ -1,5 +1,5 @@
-"""`replicator switchover`, `failover`, `failback`, `loss` and `role`: turn a policy round. And `drill`: rehearse the
-day on which the replica is needed.
+"""`replicator switchover`, `failover`, `failback`, `loss` and `role`: exchange the roles of a policy's sides. And
+`drill`: rehearse a failover.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def loss(session: Session, /, as_json: bool, **given: Any) -> None:
 
 
 def loss_lines(loss: Mapping[str, Any]) -> list[str]:
-    """A loss report for a person."""
+    """Formats a loss report."""
     if not loss:
         return []
     unknown = f"{loss['unknown_seconds']:,.0f} s ago" if loss["unknown_seconds"] is not None else None
@@ -148,7 +148,7 @@ def _uncaptured_table(each: Mapping[str, Any]) -> str:
 
 
 def own_lines(own: Mapping[str, Any]) -> list[str]:
-    """What the old primary had for itself."""
+    """Formats the changes that only the old primary had."""
     if not own:
         return []
     return aligned(
@@ -185,7 +185,7 @@ def _lost_table(each: Mapping[str, Any]) -> str:
 
 
 def _reported(as_json: bool) -> Callable[[StepReport], None] | None:
-    """Prints each step when it ends; JSON has them all in the answer."""
+    """Prints each step when it ends; with --json, the report has them all."""
     return None if as_json else lambda step: write([step_line(step)])
 
 
@@ -195,7 +195,7 @@ def step_line(step: StepReport) -> str:
 
 
 def role_change_lines(done: RoleChanged) -> Iterable[str]:
-    """A turn for a person, after its steps."""
+    """Formats a role change, after its steps."""
     if done.status == "refused":
         return aligned([("refused", f"{done.policy}: --force makes the {done.primary}, {done.uri}, the primary")])
     words = {"nothing": "nothing", "ready": "ready" if not done.problems else "refused"}
@@ -331,7 +331,7 @@ def drill(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 def drill_lines(drill: Drill) -> Iterable[str]:
-    """A drill for a person."""
+    """Formats a drill."""
     made = [
         count_text(drill.tables, "table"),
         count_text(drill.partitions, "partition"),

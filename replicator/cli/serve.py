@@ -40,7 +40,7 @@ def serve(session: Session, /, **given: Any) -> int:
 
 
 # ---- token -----------------------------------------------------------------------------------------------------------
-# `replicator token`: who may use the service's API.
+# `replicator token`: the tokens of the service's API.
 
 
 @click.group()

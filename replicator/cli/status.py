@@ -26,7 +26,7 @@ from replicator.policies.memory import ShownRun
 from replicator.policies.status import Status, Waited
 
 # ---- lag -------------------------------------------------------------------------------------------------------------
-# `replicator lag` and `replicator history`: how far a policy's target is behind, and what its runs did.
+# `replicator lag` and `replicator history`: the lag of a policy's target, and the results of its runs.
 
 
 PARTIAL = 3
@@ -51,7 +51,7 @@ def lag(session: Session, /, policy: str, as_json: bool) -> int:
 
 
 def tell_lag(report: Lag, as_json: bool) -> int:
-    """The exit code: 3 when a side does not answer, as the figures are then only the last known ones."""
+    """Returns the exit code: 3 if a side does not answer, because the metrics are then the last known ones."""
     emit(report, as_json, _lag_lines(report))
     return PARTIAL if report.unreachable else 0
 
@@ -217,7 +217,7 @@ def _lines(report: Status) -> Iterable[str]:
 
 
 # ---- wait ------------------------------------------------------------------------------------------------------------
-# `replicator wait`: until a target has come far enough.
+# `replicator wait`: returns when a target has reached an event or a lag.
 
 
 @click.command()
@@ -251,10 +251,10 @@ def _waited_lines(waited: Waited) -> list[str]:
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
-# `replicator check`: what can be proved of a policy before its first run, and at any time after.
+# `replicator check`: verifies that a policy can run.
 
 
-FOUND = 3  # finished, but something is wrong, or could not be looked at
+FOUND = 3  # finished, with critical or unknown findings
 
 
 @click.command()

@@ -376,7 +376,7 @@ def _files(files: int, size: int) -> str | None:
 
 
 def _missing(report: RestorePlan | Restored) -> list[str]:
-    """What exists nowhere: how much, and the first ones."""
+    """Formats the missing files: their number, and the first ones."""
     if not report.files_missing:
         return []
     total = f"{count_text(report.files_missing, 'file')}, {size_text(report.bytes_missing)} no longer exist anywhere"

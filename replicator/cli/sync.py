@@ -1,4 +1,5 @@
-"""`replicator sync`: run a policy, once or again and again."""
+"""`replicator sync`: run a policy, once or repeatedly. And `plan` and `apply`: show the next run, then execute exactly
+that."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from replicator.policies.run import SyncRun
 from replicator.policies.sync_plan import SyncPlan
 
 DIFFERENT = 4
-GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
+GRACE = timedelta(seconds=30)  # for a run to end after a signal
 
 
 @click.command()
@@ -63,7 +64,7 @@ def sync(session: Session, /, as_json: bool, once: bool, **given: Any) -> int:
 
 
 def run_lines(run: SyncRun) -> Iterable[str]:
-    """A run for a person."""
+    """Formats the report of a run."""
     return aligned(
         [
             (run.status, f"{run.policy} ({run.kind}{', reverse' if run.reverse else ''})"),
@@ -148,7 +149,7 @@ def _followed_lines(total: RunsFollowed) -> Iterable[str]:
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------
-# `replicator plan` and `replicator apply`: look at what a policy's next run would do, then do exactly that.
+# `replicator plan` and `replicator apply`: show a policy's next run, then execute exactly that.
 
 
 @click.command()
@@ -190,7 +191,7 @@ def apply(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 def _plan_lines(plan: SyncPlan, out: str | None) -> Iterable[str]:
-    """A plan for a person."""
+    """Formats a plan."""
     cost = plan.cost
     changes = []
     for load in plan.loads:

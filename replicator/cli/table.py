@@ -1,7 +1,8 @@
-"""The table of commands: section, module and one line of each. A command's module is imported when it is called.
+"""The table of commands: section, module and one line of help for each. A command's module is imported when it is
+called.
 
-Also the other ways by which names reach it: completion in a shell, command lines of the configuration, which are parsed
-and not run, and former names of commands and options, which work, warn, and show in no help.
+Also other users of these names: completion in a shell; command lines in the configuration, which are parsed and not
+run; and former names of commands and options, which work with a warning and are not in the help.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Replicate": {
         "capture": ("replication", "Read the notification log and changed files into $cmroot."),
         "dump": ("replication", "Capture, then write a dump: full or incremental."),
-        "dumps": ("stored_states", "Verify, list, expire and carry finished dumps."),
+        "dumps": ("stored_states", "Verify, list, expire, export and import finished dumps."),
         "load": ("replication", "Replay a finished dump on a target."),
         "verify": ("verify", "Compare every object and file of both sides."),
         "repair": ("verify", "Find a replica's differences, and copy exactly those."),
@@ -143,7 +144,7 @@ def below(group: click.Group) -> dict[str, click.Command]:
 
 
 class PerCommand(Mapping[str, Any]):
-    """Values by command, made when a command is looked up."""
+    """Values by command, computed when a command is looked up."""
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -165,7 +166,7 @@ class PerCommand(Mapping[str, Any]):
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_REPLICATOR_COMPLETE"
-"""Set by the shell when it asks for completions."""
+"""Set by the shell when it requests completions."""
 
 
 @click.command()
@@ -224,8 +225,8 @@ def _config(context: click.Context) -> Config:
 
 
 def policy_of(line: Sequence[str]) -> str:
-    """The policy that a command line (without `replicator`) is a run of; empty: none. Values of options are not looked
-    at. Raises UsageError for options and commands that there are not, and arguments that are missing or too many."""
+    """Returns the policy that a command line (without `replicator`) runs; empty: none. Values of options are not
+    checked. Raises UsageError for unknown options and commands, and for missing or surplus arguments."""
     try:
         return _policy_of(command(line[0]), None, line)
     except click.UsageError as error:

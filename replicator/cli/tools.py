@@ -1,4 +1,5 @@
-"""`replicator init`: a first configuration, asked for where it is not given."""
+"""Commands for the first steps and for support: `replicator init` (asks for values that are not given), `demo`,
+`diagnose` and `metastore`."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def _lines(done: Initialized) -> Iterable[str]:
 
 
 # ---- demo ------------------------------------------------------------------------------------------------------------
-# `replicator demo`: the whole story on two embedded metastores.
+# `replicator demo`: replication between two embedded metastores.
 
 
 @click.command()
@@ -95,7 +96,7 @@ def demo(session: Session, /, as_json: bool, **given: Any) -> int:
 # `replicator diagnose`: one file for a support case.
 
 
-MISSING = 3  # written, but something could not be had
+MISSING = 3  # written, but some parts are missing
 
 
 @click.command()
@@ -131,7 +132,7 @@ def _diagnose_lines(report: Diagnosed) -> Iterable[str]:
 
 
 # ---- metastore -------------------------------------------------------------------------------------------------------
-# `replicator metastore`: a real Hive metastore in a directory, started, asked after and stopped.
+# `replicator metastore`: starts, inspects and stops a real Hive metastore in a directory.
 
 
 @click.group()
@@ -192,8 +193,8 @@ def status(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 def tell_if_first(cmroot: str | None, dry_run: bool) -> str:
-    """Warns at once of a dry run without a root, as the report does later; returns the words. cmroot: empty where a
-    policy names it, and only the report tells. Raises as `looked_at`."""
+    """Warns immediately of a dry run without a root, as the report does later. Returns the warnings. cmroot: empty if a
+    policy names it; then only the report warns. Raises as `looked_at`."""
     if not dry_run or not cmroot:
         return ""
     with looked_at(cmroot) as (_, words):

@@ -78,7 +78,7 @@ def _line(each: Difference) -> str:
 
 
 # ---- repair ----------------------------------------------------------------------------------------------------------
-# `replicator repair`: copy exactly what differs.
+# `replicator repair`: copy the differences of a replica.
 
 
 @click.command()

@@ -8,7 +8,7 @@ class CountOptions(Options):
 def count(options: CountOptions) -> Counted: ...
 
 count(cmroot="/w/cmroot")                     # Python: the arguments are the options' fields
-count.run(CountOptions(cmroot="/w/cmroot"))   # for callers that have the options already: the service
+count.run(CountOptions(cmroot="/w/cmroot"))   # for a caller that has the options already
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Braked(Copying):
     ] = None
     allow_removals: Annotated[bool, opt("Lift the removal limits for this run.")] = False
     brake: Annotated[
-        Brake | None, python_only("Returns these limits as one value, in place of those of [guard]; None: no limit.")
+        Brake | None, python_only("These limits as one value, in place of those of [guard]; None: no limit.")
     ] = BRAKE
 
     @property

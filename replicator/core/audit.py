@@ -1,4 +1,5 @@
-"""The audit record: who removed what, when and why, and where the bytes were moved. Parquet below `$cmroot/audit/`.
+"""The audit: a record of every removal with user, time and reason, and of the location to which the bytes were moved.
+Parquet below `$cmroot/audit/`.
 
 `audit/<job>/<run>/<n>-<id>.parquet`, one file per batch, never changed: Spark reads the directories as one dataset
 (schema AUDIT). A row is written before a removal ("intended") and after it, and one for each removed file. After any

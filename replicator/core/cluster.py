@@ -1,4 +1,5 @@
-"""Python environments of a cluster's executors: queried by a first job, before anything is changed."""
+"""Checks of a cluster's executors: a first job compares their Python packages and paths with the driver's, before
+anything is changed."""
 
 from __future__ import annotations
 

@@ -37,26 +37,27 @@ EXAMPLES = "4711 (an event), @812 (a position), 2026-03-01T12:00:00Z, -1d or yes
 
 @dataclass(frozen=True)
 class LogMoment:
-    """A moment of a captured log: an event id, a time in seconds since the epoch, or a position; exactly one is set."""
+    """A recovery point of a captured log: an event id, a time in seconds since the epoch, or a position; exactly one is
+    set."""
 
     event: int | None = None
     time: int | None = None
     position: int | None = None
 
     def not_after(self, position: int, event: int, time: int) -> bool:
-        """Returns True if the moment is not after a record."""
+        """Returns True if the recovery point is not after a record."""
         mine = ((self.event, event), (self.time, time), (self.position, position))
         return all(limit is None or limit <= value for limit, value in mine)
 
     def not_before(self, position: int, event: int, time: int) -> bool:
-        """Returns True if the moment is not before a record."""
+        """Returns True if the recovery point is not before a record."""
         mine = ((self.event, event), (self.time, time), (self.position, position))
         return all(limit is None or value <= limit for limit, value in mine)
 
 
 def parse_moment(text: str, option: str, *, dump: bool = False) -> LogMoment:
-    """Parses a moment. Times without a zone are UTC. dump: the option also takes a dump, which is not parsed here.
-    Raises UsageError, with the name of the option, for any other text."""
+    """Parses a recovery point. Times without a zone are UTC. dump: the option also takes a dump, which is not parsed
+    here. Raises UsageError, with the name of the option, for any other text."""
     if match := _POSITION.fullmatch(text):
         return LogMoment(position=int(match[1]))
     if _EVENT.fullmatch(text):
@@ -71,8 +72,8 @@ def parse_moment(text: str, option: str, *, dump: bool = False) -> LogMoment:
 
 
 def parse_time(text: str, option: str, now: float | None = None) -> float:
-    """Parses a moment that must be a time. now: the time from which `-1d` counts back; None: the present. Returns
-    seconds since the epoch. Raises UsageError, with the name of the option, for any other text."""
+    """Parses a recovery point that must be a time. now: the time from which `-1d` counts back; None: the present.
+    Returns seconds since the epoch. Raises UsageError, with the name of the option, for any other text."""
     hint = "write a time such as 2026-03-01, 2026-03-01T12:00:00Z, -1d or yesterday"
     if _POSITION.fullmatch(text) or _EVENT.fullmatch(text):
         kind = "a position of the captured log" if text.startswith("@") else "an event id"
@@ -223,8 +224,8 @@ class ByteRate(Between):
 
 @dataclass(frozen=True)
 class Back:
-    """A moment: an event id, `@POSITION`, a time, or a duration back from now, which `settled` resolves. timed: only a
-    time."""
+    """A recovery point: an event id, `@POSITION`, a time, or a duration before now, which `settled` resolves. timed:
+    only a time."""
 
     timed: bool = False
 
@@ -262,8 +263,8 @@ def settled(options: Any) -> dict[str, str]:
 
 
 def check(options: Any) -> None:
-    """Raises UsageError for a field whose annotation is a range, a choice (`Literal`), several of them, a duration or a
-    moment, and whose value is none of these."""
+    """Raises UsageError for a field whose value does not fit its annotation: a range, a choice (`Literal`), several of
+    them, a duration or a recovery point."""
     for field in _restricted_fields(options):
         value = getattr(options, field.name)
         complaint = "" if value is None else _complaint(value, field.values)

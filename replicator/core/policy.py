@@ -1,4 +1,5 @@
-"""Policies: what is replicated from where to where, and how often, as a frozen value of `replicator.toml`. Pure.
+"""Policies as frozen values of `replicator.toml`: the databases to replicate, their source and target, and the
+schedule. Pure.
 
 The state of a policy between its runs is not part of it (docs/decisions/0006). Keys: docs/policies.md.
 """

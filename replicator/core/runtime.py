@@ -313,8 +313,8 @@ def spread(interval: timedelta, dice: Dice = random.uniform) -> float:
 
 
 def raise_on_sigterm() -> None:
-    """From here on SIGTERM raises Terminated in the main thread, once: `timeout` and service managers send it twice,
-    and the second one must not interrupt the cleaning up. SIGKILL stays for what hangs."""
+    """Makes SIGTERM raise Terminated in the main thread, once: `timeout` and service managers send it twice, and the
+    second one must not interrupt the cleanup. SIGKILL still ends a process that hangs."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -324,8 +324,8 @@ def raise_on_sigterm() -> None:
 
 
 class Stopping:
-    """For the length of a block SIGINT and SIGTERM are a wish: what is running may come to its end, for so long; then,
-    or at a second signal, Terminated is raised in it. `code`: the exit code that the first signal means, else 0."""
+    """Defers SIGINT and SIGTERM for a block: the running work may end within the given time; after it, or at a second
+    signal, Terminated is raised. `code`: the exit code of the first signal, else 0."""
 
     def __init__(self, grace: timedelta) -> None:
         self._grace = grace.total_seconds()
@@ -355,7 +355,7 @@ class Stopping:
         return bool(self.code)
 
     def wait(self, timeout: float) -> bool:
-        """Waits so many seconds, or until a signal; whether one came."""
+        """Waits the seconds, or until a signal. Returns True if there was one."""
         select.select([self._reader], [], [], max(0.0, timeout))
         return self.is_set()
 
@@ -368,5 +368,5 @@ class Stopping:
 
     def _insist(self, number: int, frame: FrameType | None) -> None:
         for each in self._before:
-            signal.signal(each, signal.SIG_IGN)  # cleaning up is not interrupted; SIGKILL stays for what hangs
+            signal.signal(each, signal.SIG_IGN)  # the cleanup is not interrupted; SIGKILL ends a process that hangs
         raise Terminated

@@ -1,4 +1,4 @@
-"""What only newer metastores have: several catalogs, since Hive 3, and column statistics per engine, since Hive 4.
+"""Features of newer metastores: several catalogs, since Hive 3, and column statistics per engine, since Hive 4.
 
 The rest of the code never handles catalogs: a metastore's handle is bound to one (None: the server's default), requests
 name it, and values have none. Only removals look at other catalogs, by `everywhere`, where a database of another

@@ -1,5 +1,5 @@
-"""Lag: how far a policy's target is behind, per policy, database and table, in events, seconds and bytes; the reasons
-for a blocked policy; and how long the source's event log retains the next events required. Reads only."""
+"""The lag of a policy's target, per policy, database and table, in events, seconds and bytes; the reasons why a policy
+is blocked; and how long the source's notification log retains the next required events. Reads only."""
 
 from __future__ import annotations
 

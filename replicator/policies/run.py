@@ -1,4 +1,5 @@
-"""One run of a policy: look, capture, decide, dump, load, confirm, tidy, remember (docs/decisions/0006).
+"""One run of a policy: read the state, capture, decide, dump, load, confirm, clean up, write the history
+(docs/decisions/0006).
 
 `sync_once` takes the policy's lease; `run_once` is the same for a caller that holds it already. The next run completes
 a run that was killed at any step: it finishes the interrupted load, and reads the rest from the target's checkpoints.

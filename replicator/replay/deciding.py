@@ -1,4 +1,5 @@
-"""Plan making: databases, then each lineage, then leftovers and functions. Pure; `plan` holds the result."""
+"""The decisions of a load: which databases, tables and functions are created, altered, renamed or dropped. Pure; the
+result is a `plan.Plan`."""
 
 from __future__ import annotations
 

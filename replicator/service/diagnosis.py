@@ -56,8 +56,9 @@ SHOWN_TABLES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed(Report):
-    """status: "written", or "partial" when something is missing. out: the file, of `bytes` bytes, with `parts`.
-    policies: each one's health, as `check` found it. missing: what could not be had, and why; it is in the bundle, too.
+    """The report of `diagnose`. status: "written", or "partial" if something is missing. out: the file, of `bytes`
+    bytes, with `parts`. policies: the health of each, according to `check`. missing: parts that could not be obtained,
+    and why; the bundle contains this, too.
     """
 
     status: str
@@ -70,8 +71,8 @@ class Diagnosed(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is diagnosed. file: of the configuration; None: the caller gave values. broken: why it cannot be read.
-    policies: those that are looked at."""
+    """The subject of a diagnosis. file: of the configuration; None: the caller gave values. broken: why it cannot be
+    read. policies: the diagnosed ones."""
 
     config: Config
     file: Path | None
@@ -87,7 +88,7 @@ def collect(
     env: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Diagnosed:
-    """Writes the bundle, and says what is in it. Raises Refused for a file that is there."""
+    """Writes the bundle and returns its report. Raises Refused for an existing file."""
     env, now = dict(os.environ) if env is None else env, clock()
     bundle = Bundle(Mask(secrets(subject.config, env)))
     _add_machine(bundle, subject, env, now)
@@ -181,7 +182,7 @@ def _roots(subject: Subject) -> list[str]:
 
 
 def _add_service(bundle: Bundle, config: Config) -> None:
-    """Nothing where no service has run."""
+    """Returns nothing if no service has run."""
     runs = bundle.add("service.json", lambda: _service(config))
     logs = Path(config.service.logs)
     for each in (runs or {}).get("runs", []):
@@ -253,13 +254,13 @@ def diagnose(options: DiagnoseOptions) -> Diagnosed:
 
         replicator.diagnose(["west"], out="/tmp/case-17.tar.gz").missing
 
-    What cannot be had is named in the report and in the file. Raises UsageError where there is no such policy, Refused
-    for a file that is there already."""
+    The report and the file name the parts that could not be obtained. Raises UsageError for an unknown policy, Refused
+    for an existing file."""
     broken: ConfigError | None = None
     try:
         config = options.settings
         if config == Config(looked_for=config.looked_for) and Path(config.looked_for).is_file():
-            config = read_config(Path(config.looked_for))  # the command line gives nothing for one that is wrong
+            config = read_config(Path(config.looked_for))  # the command line passes none if it is invalid
     except ConfigError as error:
         given = options.config.looked_for if isinstance(options.config, Config) else options.config
         broken, config = error, Config(looked_for=str(given or NAME))

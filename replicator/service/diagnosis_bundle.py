@@ -1,5 +1,5 @@
-"""The file of a diagnosis: parts, each made separately, masked, and written into one archive. Masking replaces secrets
-in every spelling, and by the names next to which tools write them."""
+"""The file of a diagnosis: parts, each created separately, masked, and written into one archive. Masking replaces known
+secrets in every encoding, and values next to names under which tools write secrets."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from replicator.errors import Error, Refused
 
 MASKED = "***"
 SHORTEST = 4
-"""Characters: a shorter secret would be found in half of all words."""
+"""Characters: a shorter secret would match parts of many words."""
 
 _NAMES = r"pass(?:word|wd|phrase)|secret|token|credential|jwt|cookie|authorization|signature"
 _NAMES += r"|(?:api|access|account|private|shared|signing|encryption)[-_.]?key"
 SECRET_NAME = re.compile(rf"{_NAMES}|^sas$|[._]sas[._]", re.IGNORECASE)
-"""Of a key or variable whose value is one. Names of files and of switches are none: see NO_SECRET."""
+"""Names of keys and variables whose value is a secret. Names of files and switches are not: see NO_SECRET."""
 
 NO_SECRET = re.compile(r"(?:file|path|keytab|dir|principal|name|provider|class|user|require_token|by)$", re.IGNORECASE)
 
 ACCOUNTS = re.compile(r"account\.key\.|[._]sas\.", re.IGNORECASE)
-"""Of names that end with an account's or a container's, which may be any word."""
+"""Names that end with that of an account or a container, which may be any word."""
 
 _PATTERNS = (
     (re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@'\"]*@"), rf"\1{MASKED}@"),  # user and password in a URL
@@ -57,7 +57,7 @@ class Mask:
     """Takes secrets out of texts, and of values of JSON."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """secrets: known by their values; those shorter than SHORTEST are not looked for."""
+        """secrets: known values; those shorter than SHORTEST are not searched for."""
         spelled = {each for secret in secrets if len(secret) >= SHORTEST for each in _spellings(secret)}
         longest_first = sorted(spelled, key=lambda each: (-len(each), each))
         self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -70,7 +70,7 @@ class Mask:
         return text
 
     def value(self, value: Any) -> Any:
-        """The same without secrets; keys of mappings tell which texts are."""
+        """Returns the value without secrets; the keys of mappings indicate which texts are secret."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -80,7 +80,7 @@ class Mask:
         return value if isinstance(value, int | float | bool) or value is None else self.text(str(value))
 
     def named(self, name: str, value: Any) -> Any:
-        """A value by the name that it stands under."""
+        """Masks a value by the name of its key."""
         if is_secret_name(name) and isinstance(value, str) and value:
             return reference_text(value) or MASKED
         return self.value(value)
@@ -91,7 +91,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def reference_text(text: str) -> str:
-    """A reference to a secret as it may be shown: of a command its program only; "" for a text that is none."""
+    """Returns a reference to a secret as it may be shown: of a command its program only; "" for text that is not a
+    reference."""
     kind, _, place = text.partition(":")
     if kind in ("file", "env") and place:
         return text
@@ -99,7 +100,7 @@ def reference_text(text: str) -> str:
 
 
 def address_text(url: str) -> str:
-    """Of a URL whose path may be a secret, as a webhook's: where it leads."""
+    """Returns the host of a URL whose path may be a secret, such as a webhook's."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}/{MASKED}"
 
@@ -112,11 +113,11 @@ def _spellings(secret: str) -> Iterable[str]:
 
 
 # ---- bundle ----------------------------------------------------------------------------------------------------------
-# The bundle: parts, each made by itself, masked, and written into one archive. What cannot be made is named in it.
+# The bundle: parts, each created separately, masked, and written into one archive, which names those that failed.
 
 
 LARGEST = 4 << 20
-"""Bytes of one part. A larger one is cut, and said to be."""
+"""Maximum bytes of one part. A larger one is truncated, with a note."""
 
 
 class MissingPart(msgspec.Struct, frozen=True):
@@ -128,7 +129,7 @@ class MissingPart(msgspec.Struct, frozen=True):
 
 
 class Bundle:
-    """Parts by their names. `missing`: what could not be had, or only in part."""
+    """Parts by their names. `missing`: parts that could not be obtained, or only incompletely."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
@@ -136,8 +137,8 @@ class Bundle:
         self.missing: list[MissingPart] = []
 
     def add(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns, as JSON, or as it is where it is a text. Whatever goes wrong is part of the diagnosis:
-        it is named, and None is returned."""
+        """Adds the result of `make`, as JSON, or unchanged if it is text. A failure is part of the diagnosis: it is
+        recorded, and None is returned."""
         try:
             made = make()
         except Exception as error:
@@ -163,8 +164,8 @@ class Bundle:
         self.missing.append(MissingPart(name, self.mask.text(text)))
 
     def write(self, path: Path, made: float, *, overwrite: bool) -> int:
-        """As a tar.gz that only its owner may read, whole or not at all; its size in bytes. made: seconds since 1970.
-        Raises Refused for a file that is there, without `overwrite`; OSError."""
+        """Writes a tar.gz that only its owner may read, completely or not at all. Returns its size in bytes. made:
+        seconds since 1970. Raises Refused for an existing file without `overwrite`; OSError."""
         path = path.absolute()
         handle, staged = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

@@ -40,13 +40,13 @@ from replicator.service.diagnosis_bundle import MASKED, Mask, address_text, is_s
 
 
 _FREE = frozenset({"rename_db", "map_location", "partitions", "s3_events", "spark"})
-"""Tables whose keys are anybody's."""
+"""Tables whose keys the user chooses."""
 
 _WEBHOOK = re.compile(r"(alerts|ingestion\.notify)\.webhooks\..*\.url")
 _COMMAND = re.compile(r"(alerts|ingestion\.notify)\.commands\..*\.command")
 
 _PATH = 8
-"""Characters of the path of a webhook's URL that may be a secret: a shorter one is a word."""
+"""Minimum characters of a part of a webhook's path that may be a secret: a shorter one is a word."""
 
 _SHOWN = re.compile(r"(REPLICATOR|SPARK|PYSPARK|HADOOP|HIVE|YARN|JAVA|KRB5|LC_|LANG|TZ$|PYTHON)")
 _TOLD = re.compile(r"(AWS|AZURE|GOOGLE|GCS|PG|S3|SSL|HTTPS?_PROXY|NO_PROXY|XDG|TMPDIR)", re.IGNORECASE)
@@ -58,7 +58,7 @@ OVERRIDDEN = {
     "log.file": "REPLICATOR_LOG_FILE",
     "log.heartbeat": "REPLICATOR_HEARTBEAT",
 }
-"""Variables that give a key's value to every command, whatever the file says; others give options of one command."""
+"""Variables that set a key for every command, regardless of the file; other variables set options of one command."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -70,8 +70,8 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def settings(config: Config, file: Path | None, mask: Mask, env: Mapping[str, str] = {}) -> list[Setting]:
-    """Every key that is set, and every other one with its default. file: what was read; None: the caller gave values.
-    env: what overrides them. A file that is no TOML raises ConfigError."""
+    """Returns every key with its value and origin, unset ones with their default. file: the one that was read; None:
+    the caller gave values. env: variables that override them. Raises ConfigError for a file that is not TOML."""
     written, lines = _written(file) if file else ({}, {})
     effective = dict(_flat(_effective(config)))
     given = {key: name for key, name in OVERRIDDEN.items() if env.get(name)}
@@ -89,7 +89,7 @@ def settings(config: Config, file: Path | None, mask: Mask, env: Mapping[str, st
 
 
 def shown(key: str, value: Any, mask: Mask) -> Any:
-    """A key's value as it may be shown."""
+    """Returns a key's value with secrets masked."""
     if _WEBHOOK.fullmatch(key):
         return address_text(str(value))
     if _COMMAND.fullmatch(key):
@@ -100,7 +100,7 @@ def shown(key: str, value: Any, mask: Mask) -> Any:
 
 
 def _unknown(key: str) -> bool:
-    """Whether this is no key of the configuration: perhaps a misspelled one of a secret."""
+    """Returns True for an unknown key, which may be the misspelled one of a secret."""
     *above, last = key.split(".")
     return last not in _known_names() and _FREE.isdisjoint(above)
 
@@ -123,8 +123,8 @@ def _fields(kind: msgspec.inspect.Type) -> Iterator[str]:
 
 
 def environment(mask: Mask, env: Mapping[str, str]) -> dict[str, str]:
-    """What commands, Spark and the drivers of stores read. Of identities of stores and databases, only that they are
-    set."""
+    """Returns the environment variables that commands, Spark and the drivers of stores read. Variables with identities
+    of stores and databases are only reported as set."""
     found = {}
     for name, value in sorted(env.items()):
         if _SHOWN.match(name):
@@ -160,7 +160,7 @@ def _of_url(url: str) -> Iterator[str]:
 
 
 def _effective(config: Config) -> dict[str, Any]:
-    """The value that was read, less what is derived from other keys."""
+    """Returns the value as read, without parts derived from other keys."""
     found: dict[str, Any] = msgspec.to_builtins(config)
     found.pop("looked_for")
     found["ingestion"].pop("replicating")
@@ -185,7 +185,7 @@ _PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
 
 
 def _written(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the file says, and on which lines; keys within inline tables have none of their own."""
+    """Returns the file's keys with their lines; keys within inline tables have no line of their own."""
     try:
         text = file.read_text(encoding="utf-8")
         values = dict(_flat(tomllib.loads(text)))
@@ -230,7 +230,8 @@ _FILES = 256  # directories below files/, one for each two digits that a content
 
 
 def root_summary(place: str, *, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
-    """Reads only. Counts say whether they are complete. Raises FormatError for a place that is no root."""
+    """Returns a summary of a root. Reads only. Counts are marked if incomplete. Raises FormatError for a location that
+    is not a root."""
     root = open_existing(place)
     at = Place(root.place)
     found: dict[str, Any] = {"place": root.place, "id": root.id, "version": root.format.version}
@@ -265,7 +266,7 @@ def _policy(place: Place) -> dict[str, Any]:
 
 
 def _lease(root: Place) -> dict[str, Any] | None:
-    """Who has it, or had it last. None: nobody ever."""
+    """Returns the current or last holder of the lease. None: there was none."""
     path = root / "lease"
     if not root.local:
         epochs = [name for name in path.list() if name.isdecimal()]
@@ -286,7 +287,7 @@ def _lease(root: Place) -> dict[str, Any] | None:
 
 
 def _log(root: Place) -> dict[str, Any]:
-    """Segments by their names; whether each is finished is what `cm check` tells."""
+    """Counts segments by their names; `cm check` reports whether each is finished."""
     names = _names(root / "log")
     ranges = sorted((int(match[1]), int(match[2])) for name in names if (match := _SEGMENT.fullmatch(name)))
     others = [name for name in names if not _SEGMENT.fullmatch(name)]
@@ -300,8 +301,8 @@ def _log(root: Place) -> dict[str, Any]:
 
 
 def _files(root: Place, clock: Callable[[], float]) -> dict[str, Any]:
-    """How many are counted, in how many of the directories that there are, and what that makes of all: contents are
-    spread evenly over them. Directories of an object store are listed one by one."""
+    """Counts the contents in some of the directories, and extrapolates to all: contents are spread evenly over them.
+    Directories of an object store are listed one by one."""
     place, began = root / "files", clock()
     names = _names(place) if place.local else [f"{number:02x}" for number in range(_FILES)]
     counted = looked = 0
@@ -320,11 +321,11 @@ def _files(root: Place, clock: Callable[[], float]) -> dict[str, Any]:
 
 
 # ---- machine ---------------------------------------------------------------------------------------------------------
-# The machine: versions of all that runs here, and what it runs on. Starts neither Spark nor a metastore.
+# The machine: versions of the software, and the platform. Starts neither Spark nor a metastore.
 
 
 DISTRIBUTIONS = 2000
-"""Installed packages that are named; an environment with more is somebody's whole machine."""
+"""The maximum number of installed packages that are listed."""
 
 
 def versions(env: Mapping[str, str]) -> dict[str, Any]:
@@ -356,7 +357,7 @@ def spark(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def system(now: float) -> dict[str, Any]:
-    """What it runs on; sizes in bytes."""
+    """Returns the platform; sizes in bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "system": platform.platform(),

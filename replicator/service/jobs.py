@@ -1,4 +1,4 @@
-"""Jobs: what the service runs and when, as configured."""
+"""Jobs of the service: the configured command lines and policies, and their schedules."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def test_a_check_finds_altered_and_missing_bytes(fixture: Kept, capsys: pytest.C
     fixture.source.table("t", {"a": "aaa", "b": "bb"})
     fixture.captured()
     assert fixture.done("check", "--no-bytes")["bytes_read"] == 0
-    assert "nothing wrong" in people(capsys, fixture, "check")
+    assert "no findings" in people(capsys, fixture, "check")
     (fixture.source.home / "t" / "a").write_text("AAA")  # in place: the kept link is the same file
     kept = {each["size"]: each["checksum"] for each in fixture.done("ls")["entries"]}
     next((fixture.cmroot / "files").rglob(f"*{kept[2]}-2")).unlink()

@@ -239,7 +239,7 @@ class Drops:
             if journal.db == drop.db and (not drop.table or not journal.table or journal.table == drop.table):
                 raise Error(f"an earlier {journal.call} of {journal.db}.{journal.table} is not decided yet: try again")
 
-    # ---- the call, and what became of it --------------------------------------------------------------------------
+    # ---- the call, and its outcome --------------------------------------------------------------------------
 
     def _send(self, header: MessageHeader, drop: Drop, intercept: Intercept, message: bytes, forward: Forward) -> bytes:
         try:
@@ -300,7 +300,7 @@ class Drops:
         )
         return tries(find_outcome, self._upstream, intercept.journal, _kind(intercept))
 
-    # ---- what is left ---------------------------------------------------------------------------------------------
+    # ---- intercepts left by a crash ---------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Takes over the intercepts left by a crash. Must run before the first connection. Calls that were never sent

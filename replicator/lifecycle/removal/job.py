@@ -1,7 +1,7 @@
 """A job that removes data: the steps common to housekeeping, retention, purge and purge retain; and `Remover`, which
 removes directories: a last check, the audit record, then every file is recycled into `$cmroot`. Has side effects.
 
-No bytes are deleted: files can be restored until they expire in `$cmroot`. A job decides what to remove, and adds
+No bytes are deleted: files can be restored until they expire in `$cmroot`. A job selects the data to remove, and adds
 related actions: dropping a partition, marking an item, recording a backup.
 """
 

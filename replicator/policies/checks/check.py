@@ -1,5 +1,5 @@
-"""Check: what can be proved of a policy before its first run, and at any time after. Reads both metastores and the
-policy's locations; writes and removes small files where a run will write.
+"""`check`: verifies that a policy can run, before its first run or at any time. Reads both metastores and the policy's
+locations; writes and removes small files in the directories that a run writes.
 
 Each check is a finding, and a failed check is one, too: only defects of the program are raised. The other modules of
 `checks` contain the checks and their evaluation.

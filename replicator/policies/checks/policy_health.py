@@ -1,5 +1,5 @@
-"""The health of a policy: its databases, the roles of both sides, its slot, its lag, and its last runs. And the proofs
-of its replicas: the results of its verification, of its last drill, and what runs leave out.
+"""Checks of a policy's health: its databases, the roles of both sides, its slot, its lag, and its last runs; the
+results of its verification and its last drill; and objects that runs leave out.
 """
 
 from __future__ import annotations

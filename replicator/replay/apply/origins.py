@@ -1,5 +1,5 @@
-"""Sources of the bytes of a target's file: the target's own `$cmroot`, a dump with data, the source, the source's
-`$cmroot`, or a version in the source's bucket.
+"""Sources of a file's bytes in a load, in the order in which they are tried: the target's own `$cmroot`, a dump with
+data, the source, the source's `$cmroot`, or a version in the source's bucket. `copying` reads them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Weighing: what a load would remove from its target, by name, with files and bytes, before it does so. Reads only.
+"""Removals of a load, counted before it begins: tables and partitions by name, with files and bytes, and the limit that
+stops a load. Reads only.
 
 Files are those in a listing; hidden ones are not counted. If loads publish by snapshots, removals happen after the
 delay.

@@ -1,4 +1,4 @@
-"""Work: one load running on its target: the plan, the metastore, the `$cmroot`; and the handling of removed data.
+"""The state of a running load: its plan, the target's metastore and `$cmroot`; and the removal of data from the target.
 
 Nothing is deleted: data is moved to the target's `$cmroot` before metadata stops naming it; data that may have readers
 is noted, and moved later.

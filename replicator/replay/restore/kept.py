@@ -1,9 +1,9 @@
 """Content of a `$cmroot`, and the slots and holds that require it, for an operator.
 
-Entries are told with their origin, the event since which they are known, the pins that require them, and until when:
-from the log and a listing of `files/` on an engine. The largest are listed individually, all are counted. Pins are set
-at an event or time of the log, and told with their lag. Their files are `cmroot.pins`; `cmroot.log.references` decides
-which contents they exclude from expiry.
+Each entry is shown with its origin, its first event, the pins that require it, and until when: from the log and a
+listing of `files/` on an engine. The largest are listed individually, all are counted. Pins are set at an event or time
+of the log, and shown with their lag. Their files are `cmroot.pins`; `cmroot.log.references` decides which contents they
+exclude from expiry.
 """
 
 from __future__ import annotations
