@@ -254,7 +254,6 @@ class TablePlan:
     before the new data is copied, because the dump has all of its content. `prune`: only the files that the dump does
     not have are moved. `exists`: the target has it already, under `rename_from` or its name. `shared`: its data is the
     source's, so none of it is copied or removed. `there`: the target's table.
-
     If a load publishes by snapshots (see `isolate`): `place`: this load's directory for it; `touched`: its
     partitions whose files change, "" for its own files; `placement`: locates it where `table` is; `replaces`: another
     table that is dropped when this one is created."""

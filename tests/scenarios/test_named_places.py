@@ -1,4 +1,4 @@
-"""Files that name places: the log of a streaming sink, manifests, markers of committers. Replicas name their own files,
+"""Files that contain locations: the log of a streaming sink, manifests, markers of committers. Replicas name their own files,
 and whatever a load cannot translate is named."""
 
 from __future__ import annotations
