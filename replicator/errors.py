@@ -69,7 +69,7 @@ class MetastoreError(Error):
 
 
 class MetastoreUnreachable(MetastoreError):
-    """The metastore does not answer, or went away in the middle of a call that changes nothing."""
+    """The metastore does not answer, or the connection was lost during a call that changes nothing."""
 
     exit_code = 75
     transient = True

@@ -311,7 +311,7 @@ def _asking_once(filesystem: Any) -> Any:
     return driver_of("s3", **options)
 
 
-# ---- told ------------------------------------------------------------------------------------------------------------
+# ---- responses -------------------------------------------------------------------------------------------------------
 # Properties of an object as reported by the stores behind fsspec: the content's identity, and when it was written.
 
 

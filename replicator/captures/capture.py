@@ -323,7 +323,7 @@ class _Run:
             case kinds.DropPartitions(db=db, table=name, names=names):
                 self._contents.give_up_on(db, name, set(names))
 
-    # ---- what left no event ---------------------------------------------------------------------------------------
+    # ---- changes without an event ---------------------------------------------------------------------------------
 
     def walk_new(self, databases: Iterable[str]) -> None:
         """Walks databases for the first time: all their contents become records."""

@@ -71,7 +71,7 @@ class Contents:
         }  # objects that had such files
         self._list_batch = LIST_BATCH  # smaller if objects have many files
 
-    # ---- what events say of files -----------------------------------------------------------------------------------
+    # ---- files named by events --------------------------------------------------------------------------------------
 
     def expect(self, change: Change, position: int, files: Sequence[NamedFile]) -> None:
         """Assigns the files that a record names to it, once they are seen."""
@@ -94,7 +94,7 @@ class Contents:
         self._log.files(self._placed(fresh, [obj], [0] * fresh.num_rows))
         self._named.pop((obj.db, obj.table, obj.partition), None)
 
-    # ---- what directories hold --------------------------------------------------------------------------------------
+    # ---- files in directories ---------------------------------------------------------------------------------------
 
     def list_changed(self) -> list[tuple[DataObject, str]]:
         """Lists every object whose files may have changed. Returns the objects whose directory cannot be read, with the
@@ -323,7 +323,7 @@ def list_named(log: Recording, root: str, *, everything: bool) -> None:
     """Records and keeps files that metadata names for the first time, and, with `everything`, those that have changed.
     Those that no metadata names any more, and those removed from a directory that has other files, are recorded as
     removed. A file that cannot be read is reported until it can; its last known state remains, and only `everything`
-    looks again, and once at each store, as a host that is gone answers late. root: the `$cmroot`."""
+    reads it again, once per store, because an unavailable host answers late. root: the `$cmroot`."""
     manifest, unread, away = log.manifest, dict[str, NotReplicated](), dict[str, StorageUnreachable]()
     unread_before = {} if everything else unread_files(manifest)
     for db in sorted(manifest.scope()):
@@ -370,14 +370,15 @@ def _change(manifest: Manifest, db: str, naming: _Naming, *, new: bool) -> Chang
 def _unread(
     away: dict[str, StorageUnreachable], db: str, naming: _Naming, look: Callable[[], None]
 ) -> NotReplicated | None:
-    """Returns why `look` cannot read a file. away: stores that gave no answer, and their error; none is asked twice."""
+    """Returns why `look` cannot read a file. away: stores that did not answer, and their error; none is queried
+    twice."""
     store = split_authority(naming.place)[0]
     try:
         if store in away:
             raise away[store]
         look()
         return None
-    except (OSError, NotWritable, UnknownPlace, StorageUnreachable) as error:  # also of a cluster that is long gone
+    except (OSError, NotWritable, UnknownPlace, StorageUnreachable) as error:  # also of a cluster that no longer exists
         if isinstance(error, StorageUnreachable) and not is_local(naming.place):
             away[store] = error
         return NotReplicated(f"{db}.{naming.name}", f"it names {naming.place}, which cannot be read: {error}")

@@ -41,13 +41,10 @@ class Captured(Report):
     """The report of a capture. `through_event` and `position`: the end of the captured log; `keeper`: those used, such
     as "link, version"; `unknown`: events retained unread, the first ones by name; `unknown_kinds`: all of them, counted
     by kind; scan_seconds, compare_seconds: the time to scan directories (including listing those that changed), and to
-    compare tables with the metastore;
-    scanned: progress of a time-limited scan;
-    covered_until: every change before this moment is in the log, with or without an event (seconds since 1970; None: a
-    database was never scanned completely);
-    `databases`: all that the root captures, not only those of this call;
-    `formats`: tables whose format loads leave out, with the reason;
-    `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
+    compare tables with the metastore; scanned: progress of a time-limited scan; covered_until: every change before this
+    time is in the log, with or without an event (seconds since 1970; None: a database was never scanned completely);
+    `databases`: all that the root captures, not only those of this call; `formats`: tables whose format loads leave
+    out, with the reason; `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
 
     root: str
     first_position: int
@@ -107,7 +104,7 @@ class CapturesFollowed(Report):
 class Recording:
     """The log of one capture, and the manifest as of its end. `base`: the position before the capture; `cursor`: the
     last event read; `renames`: in the order of their positions; `before`: what the last capture could not see; `began`:
-    the start, in seconds; `covered`: the moment until which the log has every change, by database."""
+    the start, in seconds; `covered`: the time until which the log has every change, by database."""
 
     def __init__(
         self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, clock: Callable[[], float], lease: Lease
@@ -188,7 +185,7 @@ class Recording:
             write_covered(self._root.place, self.position, self.covered)
 
     def cover(self, moments: Mapping[str, int | None]) -> None:
-        """Advances the moments until which all changes of some databases were searched for; None: not known."""
+        """Advances the times until which all changes of some databases were searched for; None: not known."""
         _advance(self.covered, {db: at for db, at in moments.items() if at is not None})
 
     def abandon(self) -> None:
@@ -221,7 +218,7 @@ class Recording:
 
 
 # ---- coverage --------------------------------------------------------------------------------------------------------
-# Coverage: the moment until which the log has every change of a database, with or without an event. It is the start of
+# Coverage: the time until which the log has every change of a database, with or without an event. It is the start of
 # the last capture that read the events, compared all tables with the metastore and scanned all directories.
 
 
@@ -231,7 +228,7 @@ COVERED, COVERED_BEFORE = "covered", "covered_before"
 NEWEST = "covered.json"
 """The file of a root with the newest coverage, because a capture that finds no change writes no segment."""
 
-_OTHERS = ""  # in packed coverage: the moment of all databases that are not listed
+_OTHERS = ""  # in packed coverage: the time of all databases that are not listed
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -243,7 +240,7 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 def covered_at(root: str, log: Sequence[Segment], position: int) -> dict[str, int]:
-    """Returns, by database, the moment in seconds until which a copy of the log up to `position` has every change;
+    """Returns, by database, the time in seconds until which a copy of the log up to `position` has every change;
     databases that no capture has covered are missing. `log`: the segments of the root."""
     found: dict[str, int] = {}
     newest = _newest_coverage(root)
@@ -267,7 +264,7 @@ def write_covered(root: str, position: int, covered: Mapping[str, int]) -> None:
 
 
 def pack(covered: Mapping[str, int], scope: Iterable[str]) -> dict[str, int]:
-    """Returns the coverage of the captured databases in few entries: most have the same moment; 0: none."""
+    """Returns the coverage of the captured databases in few entries: most have the same time; 0: none."""
     moments = {db: covered.get(db, 0) for db in scope}
     if not moments:
         return {}
@@ -283,7 +280,7 @@ def unpack(packed: Mapping[str, int], scope: Iterable[str]) -> dict[str, int]:
 
 
 def _newest_coverage(root: str) -> Coverage | None:
-    """Returns the content of the file; None if it is missing or damaged, as an older moment is still true."""
+    """Returns the content of the file; None if it is missing or damaged, as an older time is still true."""
     try:
         return msgspec.json.decode((Place(root) / NEWEST).read_bytes(), type=Coverage)
     except (FileNotFoundError, *UNREADABLE):

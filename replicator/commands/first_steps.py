@@ -284,7 +284,7 @@ class MetastoreStopOptions(Options):
 
 @verb(MetastoreStopOptions)
 def metastore_stop(options: MetastoreStopOptions) -> MetastoreState:
-    """Stops the metastore of a directory; its data stay. May run twice.
+    """Stops the metastore of a directory; its data remains. May run twice.
 
         replicator.metastore_stop("/tmp/source")
 

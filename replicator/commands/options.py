@@ -36,7 +36,7 @@ DeclaredEmpty = Annotated[
     Sequence[str],
     opt(
         "Declare a table (db.table) or partition (db.table/day=1) without a directory empty; "
-        "repeatable. Otherwise its files stay on replicas.",
+        "repeatable. Otherwise its files remain on replicas.",
         metavar="OBJECT",
     ),
 ]

@@ -78,7 +78,7 @@ def renamed(things: Iterable[NotReplicated], databases: dict[str, str]) -> list[
     return changed
 
 
-# ---- the word of a replica ------------------------------------------------------------------------------------------
+# ---- the record on a replica ----------------------------------------------------------------------------------------
 
 
 class _Word(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from replicator.core.connections import MetastoreConfig
 from replicator.core.text import LEAST_RATE, parse_duration
 from replicator.errors import UsageError
 
-# ---- moments ---------------------------------------------------------------------------------------------------------
+# ---- recovery points -------------------------------------------------------------------------------------------------
 
 
 _POSITION = re.compile(r"@([0-9]{1,18})", re.ASCII)

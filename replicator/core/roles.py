@@ -75,7 +75,7 @@ def without_role(parameters: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in parameters.items() if key not in PROPERTIES}
 
 
-# ---- what may be done ---------------------------------------------------------------------------------------------
+# ---- permitted operations -----------------------------------------------------------------------------------------
 
 
 def may_dump_from(
@@ -162,7 +162,7 @@ def after_restore(target: RoleMark, name: str) -> RoleMark:
     return target if target.role is Role.PRIMARY else RoleMark(Role.NONE, target.epoch)
 
 
-# ---- what a change of role means ----------------------------------------------------------------------------------
+# ---- consequences of a role change --------------------------------------------------------------------------------
 
 
 def consequence(before: Role, after: Role) -> str:

@@ -284,7 +284,7 @@ class Connections:
             return self._attempts(_worth_repeating)(lambda: self._once(what, call, make))
         except _WentAway as error:
             raise MetastoreUnreachable(
-                f"{what}: the metastore at {self.uri} went away: {error}", hint=away_hint(self.uri)
+                f"{what}: the connection to the metastore at {self.uri} was lost: {error}", hint=away_hint(self.uri)
             ) from error
 
     def change(self, what: str, call: Callable[[Any], T]) -> T:

@@ -1,8 +1,8 @@
 """Features of newer metastores: several catalogs, since Hive 3, and column statistics per engine, since Hive 4.
 
 The rest of the code never handles catalogs: a metastore's handle is bound to one (None: the server's default), requests
-name it, and values have none. Only removals look at other catalogs, by `everywhere`, where a database of another
-catalog is named `@catalog#database`, as in Hive's own calls. No call lists the engines that have statistics.
+name it, and values have none. Only removals read other catalogs, by `everywhere`, where a database of another catalog
+is named `@catalog#database`, as in Hive's own calls. No call lists the engines that have statistics.
 """
 
 from __future__ import annotations

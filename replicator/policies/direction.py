@@ -63,7 +63,7 @@ class Pair:
     @property
     def turned(self) -> bool:
         """Returns True if the replica's side has become a replica and no load has completed there yet: its contents
-        come from its own writers, and its role says that they are to be replaced by the other side's."""
+        come from its own writers, and are to be replaced by the other side's."""
         return self.target_mark.role is Role.REPLICA and self.position is None
 
     @property

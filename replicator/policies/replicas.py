@@ -335,7 +335,7 @@ class Background:
             self._stop.wait(max(self._pause, (SHARE - 1) * (clocks.monotonic() - began)))
 
 
-# ---- what the target did not take ----------------------------------------------------------------------------------
+# ---- objects that the target refused --------------------------------------------------------------------------------
 
 
 def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[Loaded], None]) -> list[NotReplicated]:

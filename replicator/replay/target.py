@@ -272,8 +272,8 @@ def stay(
     back: bool,
 ) -> Placement:
     """Returns a placement that keeps tables of the target at their locations there, unless such a location belongs to
-    the source. `tables`: the source's. shared: tells if a table, given the target's as the second argument, keeps its
-    data at the source. back: tables in published places return to the source's layout."""
+    the source. `tables`: the source's. shared: returns True if a table, given the target's as the second argument,
+    keeps its data at the source. back: tables in published places return to the source's layout."""
     own = []
     for table in tables:
         there = target[placement.database(table.db)].tables.get(table.name)

@@ -97,7 +97,7 @@ class ServiceStore(RunHistory):
         """Returns the same within a transaction."""
         return self._now(connection)
 
-    # ---- who schedules --------------------------------------------------------------------------------------------
+    # ---- the scheduler's lease ------------------------------------------------------------------------------------
 
     def lead(self, holder: str, seconds: float) -> int | None:
         """Acquires or renews the lease for `seconds`. Returns its epoch; None: another server has it."""

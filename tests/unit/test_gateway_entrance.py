@@ -17,8 +17,8 @@ from thrift.transport.TTransport import TFramedTransport, TMemoryBuffer
 from waiting import CEILING
 
 from cmroot.authentication import parsed
-from replicator.captures.gateways import door as channels
-from replicator.captures.gateways.door import Channel, NotAdmitted
+from replicator.captures.gateways import authentication as channels
+from replicator.captures.gateways.authentication import Channel, NotAdmitted
 from replicator.captures.gateways.local_names import LocalNames, in_their_words
 from replicator.captures.gateways.security import DigestProof, Tokens
 from replicator.core.connections import MetastoreConfig

@@ -29,8 +29,15 @@ from replicator.service.api_tokens import (
     sign_in,
     sign_out,
 )
+from replicator.service.pages.attention import (
+    MAX_AGE_SECONDS,
+    Context,
+    Differences,
+    attention_items,
+    behind_text,
+    unresolved_runs,
+)
 from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
-from replicator.service.pages.needing import FRESH, Beside, Differences, behind_text, needs, still_said
 from replicator.service.pages.page_routes import about_of, figures_of, tasks_of
 from replicator.service.pages.rendering import HERE, lines, safe_place, said, schedule, when
 from replicator.service.pages.root_routes import shown_roots
@@ -65,20 +72,20 @@ RUN = RunView(
 )  # fmt: skip
 JOB = JobView("west", "west", ("replicator", "sync", "west"), "every 60 s", NOW, False, "", "", None)
 MOMENT = datetime.fromisoformat(str(POLICY.measured)).replace(tzinfo=UTC).timestamp()
-BESIDE = Beside(MOMENT)
+CONTEXT = Context(MOMENT)
 
 
 def test_nothing_needs_anybody_where_all_is_well() -> None:
-    assert needs(STATUS, [POLICY], [JOB], [], BESIDE) == []
+    assert attention_items(STATUS, [POLICY], [JOB], [], CONTEXT) == []
     assert (
-        needs(STATUS, [replace(POLICY, status="unknown", measured=None)], [JOB], [], BESIDE) == []
+        attention_items(STATUS, [replace(POLICY, status="unknown", measured=None)], [JOB], [], CONTEXT) == []
     )  # not measured yet
 
 
 def test_ingestion_needs_somebody_where_no_request_is_to_blame() -> None:
     def found(failing: dict[str, int], waits: float | None = None, trouble: str = "") -> list[tuple[str, str]]:
         queue = QueueFigures({}, failing, (AssetQueue("crm", 0, 1, waits, 0),))
-        made = needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, queue=queue, queue_trouble=trouble))
+        made = attention_items(STATUS, [POLICY], [JOB], [], replace(CONTEXT, queue=queue, queue_trouble=trouble))
         return [(each.word, cause.text) for each in made for cause in each.causes]
 
     assert found({"user": 3, "type": 1}, 8000.0) == []
@@ -95,7 +102,7 @@ def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
         OpenAlert("disk:west/cmroot", "3", "disk", "west/cmroot", "full", "free it", 7.0, None, {}),
         OpenAlert("late:east", "4", "late", "east", "over", "", 1.0, 2.0, {}),
     ]
-    (need,) = needs(STATUS, [late], [replace(JOB, last=RUN)], alerts, BESIDE)
+    (need,) = attention_items(STATUS, [late], [replace(JOB, last=RUN)], alerts, CONTEXT)
     texts = [(each.text, each.hint, each.since) for each in need.causes]
     assert texts == [
         ("up to 41 min behind (objective 15 min): 7 events and 2.0 KiB wait", "", 5.0),
@@ -110,33 +117,33 @@ def test_one_cause_is_said_once_with_its_hint() -> None:
     broken = "cannot connect to standby:9083: refused"
     blocked = replace(POLICY, status="blocked", trouble=(f"target: {broken}", f"the run at 9:00 failed: {broken}"))
     failed = replace(RUN, message=broken, hint="start it")
-    (need,) = needs(STATUS, [blocked], [replace(JOB, last=failed)], [], BESIDE)
+    (need,) = attention_items(STATUS, [blocked], [replace(JOB, last=failed)], [], CONTEXT)
     assert [(each.text, each.hint) for each in need.causes] == [(f"target: {broken}", "start it")]
     assert behind_text(replace(blocked, lag_seconds_bound=None)) == "its lag is not known"
 
 
 def test_a_retry_at_work_hides_no_failure() -> None:
     retry = replace(RUN, id="r2", state="running", ended=None, message="", hint="")
-    beside = replace(BESIDE, ended={"west": RUN})
-    (need,) = needs(STATUS, [POLICY], [replace(JOB, last=retry)], [], beside)
+    context = replace(CONTEXT, ended={"west": RUN})
+    (need,) = attention_items(STATUS, [POLICY], [replace(JOB, last=retry)], [], context)
     assert [(each.text, each.hint) for each in need.causes] == [("the last run: failed: it broke", "mend it")]
     assert (need.run, need.again, need.next) == ("r1", retry, None)
-    assert needs(STATUS, [POLICY], [replace(JOB, last=retry)], [], BESIDE) == []
+    assert attention_items(STATUS, [POLICY], [replace(JOB, last=retry)], [], CONTEXT) == []
     late = replace(RUN, state="cancelled", message=f"{TOO_LONG} of 5 s")
-    assert needs(STATUS, [POLICY], [replace(JOB, last=late)], [], BESIDE)
+    assert attention_items(STATUS, [POLICY], [replace(JOB, last=late)], [], CONTEXT)
 
 
 def test_open_differences_need_somebody_by_their_names() -> None:
     differs = Differences(7, tuple(f"hr.t{each}" for each in range(6)), NOW)
-    (need,) = needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, differences={"west": differs}))
+    (need,) = attention_items(STATUS, [POLICY], [JOB], [], replace(CONTEXT, differences={"west": differs}))
     (cause,) = need.causes
     assert cause.text == "7 tables differ from the source: hr.t0, hr.t1, hr.t2, hr.t3, hr.t4 and 2 more"
     assert cause.since == NOW and "repair" in cause.hint and (need.word, need.runbooks) == ("differs", ["differs"])
 
 
 def test_what_was_measured_long_ago_is_not_good() -> None:
-    assert needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, now=MOMENT + FRESH)) == []
-    (need,) = needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, now=MOMENT + FRESH + 1))
+    assert attention_items(STATUS, [POLICY], [JOB], [], replace(CONTEXT, now=MOMENT + MAX_AGE_SECONDS)) == []
+    (need,) = attention_items(STATUS, [POLICY], [JOB], [], replace(CONTEXT, now=MOMENT + MAX_AGE_SECONDS + 1))
     assert need.word == "unknown" and need.causes[0].since == POLICY.measured
 
 
@@ -163,15 +170,15 @@ def test_differences_stay_until_all_was_compared_again(store: ServiceStore) -> N
 
     differs = verify("differs", "--db=hr")
     part, whole = verify("done", "--db=hr"), verify("done")
-    assert still_said([differs, part], None) == [differs] and still_said([differs, whole], None) == []
+    assert unresolved_runs([differs, part], None) == [differs] and unresolved_runs([differs, whole], None) == []
     ended = datetime.fromtimestamp((differs.ended or 0.0) + 60, UTC).isoformat()
-    assert still_said([differs], Compared(ended=ended, oldest=50.0)) == []
-    assert still_said([differs], Compared(ended=ended, oldest=70.0)) == [differs]
-    assert still_said([differs], Compared(ended=ended, oldest=50.0, never=1)) == [differs]
+    assert unresolved_runs([differs], Compared(ended=ended, oldest=50.0)) == []
+    assert unresolved_runs([differs], Compared(ended=ended, oldest=70.0)) == [differs]
+    assert unresolved_runs([differs], Compared(ended=ended, oldest=50.0, never=1)) == [differs]
 
 
 def test_the_service_itself_comes_first() -> None:
-    found = needs(replace(STATUS, led=False, paused=True), [], [replace(JOB, last=RUN)], [], BESIDE)
+    found = attention_items(replace(STATUS, led=False, paused=True), [], [replace(JOB, last=RUN)], [], CONTEXT)
     assert [each.subject for each in found] == ["", "west"] and len(found[0].causes) == 2
 
 

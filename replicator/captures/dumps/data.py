@@ -46,7 +46,7 @@ SHOWN = 1000  # damaged files that a report names
 def data_roots(reader: DumpReader) -> dict[str, str]:
     """Returns the directories with the bytes of a dump and of the earlier dumps of its chain, by id; "": its own.
 
-    An earlier dump is first looked for next to this one, as a chain may have been moved or copied as a whole."""
+    An earlier dump is first looked for next to this one, as a complete chain may have been moved or copied."""
     roots = {"": join(reader.place, DATA)}
     for each in reader.metadata.data.earlier if reader.metadata.data else ():
         near = join(parent(reader.place), name_of(each.place))

@@ -174,7 +174,7 @@ class Dumped(Report):
     data_files_referenced: int = 0
 
 
-UNKEPT = "{} kept nowhere: a load is exact only as long as they stay unchanged at the source"
+UNKEPT = "{} kept nowhere: a load is exact only as long as they remain unchanged at the source"
 """The limit of a dump that names files whose bytes neither it nor `$cmroot` has."""
 
 

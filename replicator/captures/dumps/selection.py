@@ -104,7 +104,7 @@ class Entering:
     def silent(self, name: Name, at: int) -> bool:
         return any(begin <= at and (end is None or at < end) for begin, end in self.spells(name))
 
-    # ---- telling --------------------------------------------------------------------------------------------------
+    # ---- reporting ------------------------------------------------------------------------------------------------
 
     def reported(self, change: Change, at: int) -> Change | None:
         """Returns the part of a record's change that is in the dump; None if nothing is."""
@@ -188,7 +188,7 @@ def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
 
 
 # ---- points ----------------------------------------------------------------------------------------------------------
-# Points: a moment or an earlier dump, as a position in the captured log.
+# Points: a recovery point or an earlier dump, as a position in the captured log.
 #
 # A time stands for the last record at or before it in the order of the log: clocks jump, positions do not. A record
 # counts as at least as late as every segment before it, so a clock that was set back never includes a later record.
@@ -237,8 +237,8 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
 
 
 def _at(log: Sequence[Segment], moment: LogMoment, text: str, option: str) -> Point | None:
-    """Returns the last record at or before a moment; None if the log begins later. Raises UsageError for a position
-    after its end."""
+    """Returns the last record at or before a recovery point; None if the log begins later. Raises UsageError for a
+    position after its end."""
     if moment.position is None:
         return _last_before(log, moment.event, moment.time)
     if moment.position > log[-1].last:

@@ -48,7 +48,7 @@ def one_line(record: logging.LogRecord) -> bool:
 
 
 # ---- believed --------------------------------------------------------------------------------------------------------
-# The journals that a gateway follows when it starts. They list files to move and remove, and anyone with write access
+# The journals that a gateway follows when it starts. They list files to move and remove, and any user with write access
 # to `$cmroot` can write one, so they may name only locations of the metastore and in its warehouse.
 
 

@@ -237,7 +237,7 @@ def with_field(fields: Fields, number: int, kind: int, value: Any) -> Fields:
     return (*fields, Field(number, kind, value))
 
 
-# ---- answers of our own -------------------------------------------------------------------------------------------
+# ---- responses of the gateway -------------------------------------------------------------------------------------
 
 
 def application_error(header: MessageHeader | None, kind: int, message: str) -> bytes:

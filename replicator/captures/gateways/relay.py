@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from replicator.captures.gateways import upstream as refusals
-from replicator.captures.gateways.door import GSSAPI, Channel, NotAdmitted, prepare
+from replicator.captures.gateways.authentication import GSSAPI, Channel, NotAdmitted, prepare
 from replicator.captures.gateways.drops import UpstreamLost, one_line, refusal
 from replicator.captures.gateways.messages import (
     CALL,
@@ -174,7 +174,7 @@ class Connection:
     def _admit(self) -> None:
         prepare(self._connection)
         try:
-            admitted = self._service.door.admit(self._connection, self._service.stopping, self._patience)
+            admitted = self._service.authenticator.admit(self._connection, self._service.stopping, self._patience)
         except NotAdmitted as reason:
             self._service.counts.add(refused=bool(str(reason)))
             raise
@@ -408,7 +408,7 @@ class Connection:
             self._since = time.monotonic()  # the client sends at full speed
         return size
 
-    # ---- what is not let through ----------------------------------------------------------------------------------
+    # ---- refused calls --------------------------------------------------------------------------------------------
 
     def _refuse_call(self, header: MessageHeader, kind: int, why: str) -> None:
         """Refuses a call by its name; the connection continues."""

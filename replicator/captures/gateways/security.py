@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cmroot.authentication import DigestLayer, parsed
-from replicator.captures.gateways.door import GSSAPI, Door, KerberosProof, NotAdmitted, Proof
+from replicator.captures.gateways.authentication import GSSAPI, Authenticator, KerberosProof, NotAdmitted, Proof
 from replicator.captures.gateways.drops import GRACE, Counts, Drops
 from replicator.captures.gateways.local_names import LocalNames, NoLocalUser, parse_rules
 from replicator.captures.gateways.upstream import Asked
@@ -139,7 +139,7 @@ class Tokens:
 
 
 class DigestProof:
-    """Authentication by a delegation token of the gateway. See `door.Proof`."""
+    """Authentication by a delegation token of the gateway. See `authentication.Proof`."""
 
     def __init__(self, tokens: Tokens, least: Quality) -> None:
         self._tokens = tokens
@@ -249,7 +249,7 @@ class Service:
     """State that all connections of a gateway share. `stopping`: a descriptor that becomes readable when the gateway is
     to stop; `large`: permits for large calls, which are read completely."""
 
-    door: Door
+    authenticator: Authenticator
     metastore: Asked
     tokens: Tokens | None
     drops: Drops
@@ -295,7 +295,7 @@ def make_tokens(config: GatewayConfig) -> Tokens | None:
     return Tokens(key, _names(config), config.proxy_users)
 
 
-def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
+def make_authenticator(config: GatewayConfig, tokens: Tokens | None = None) -> Authenticator:
     """Returns the authentication of clients. Raises UsageError for certificates and keytabs that cannot be read,
     ConfigError for an invalid secret or rule."""
     proofs: dict[str, Proof] = {}
@@ -304,7 +304,7 @@ def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
     if tokens is not None:
         least = Quality.AUTHENTICATION if config.certificate else LEAST_QUALITY[config.protection]
         proofs[MECHANISM] = DigestProof(tokens, least)
-    return Door(_context(config) if config.certificate else None, proofs, config.transport == "framed")
+    return Authenticator(_context(config) if config.certificate else None, proofs, config.transport == "framed")
 
 
 def make_asked(config: GatewayConfig, metastore: MetastoreConfig, timeout: float) -> Asked:

@@ -23,7 +23,7 @@ from replicator.captures.gateways.security import (
     Service,
     check_risks,
     make_asked,
-    make_door,
+    make_authenticator,
     make_tokens,
 )
 from replicator.captures.gateways.targets import Upstream
@@ -120,7 +120,7 @@ class Gateway:
         self._stopping, self._tell = os.pipe()
         tokens = make_tokens(security)
         self._service = Service(
-            make_door(security, tokens),
+            make_authenticator(security, tokens),
             make_asked(security, upstream.config, timeouts.answer.total_seconds()),
             tokens,
             self._drops,

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from replicator.captures.gateways.door import LOOKED_AT, Channel
+from replicator.captures.gateways.authentication import LOOKED_AT, Channel
 from replicator.captures.gateways.drops import Reply, UpstreamLost, refusal
 from replicator.captures.gateways.local_names import guess, in_their_words
 from replicator.captures.gateways.messages import (
@@ -238,7 +238,7 @@ def away(header: MessageHeader, reason: str) -> Refused:
     return Refused(application_error(header, INTERNAL_ERROR, reason), reason)
 
 
-# ---- asked -----------------------------------------------------------------------------------------------------------
+# ---- queries of the gateway ------------------------------------------------------------------------------------------
 # The metastore as the target of clients' own connections, each with its client's identity.
 
 

@@ -58,7 +58,7 @@ class Detach:
 
 @dataclass(frozen=True)
 class Disable:
-    """Cancels a lifecycle that the table's owner has turned off."""
+    """Cancels a lifecycle that the table's owner has disabled."""
 
     db: str
     table: str

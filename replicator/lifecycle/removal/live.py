@@ -35,7 +35,7 @@ DATABASE, HOME, DATA = "database", "home", "data"
 """Kinds of reference: a database's directory; a partitioned table's own directory (its partitions may be located
 anywhere); a directory whose entire content is the data of a table or partition."""
 
-_ABOVE = 64  # names of a path that are looked up at once
+_ABOVE = 64  # names of a path that are looked up together
 
 _SCHEMA = """
 create table place (path text not null, kind text not null, db text not null, tbl text not null, part text not null,

@@ -381,7 +381,7 @@ def judge_drills(drills: Sequence[Drill], *, now: float) -> list[Finding]:
     return [Finding("drill", "ok", reported, "", figures)]
 
 
-# ---- lacking ---------------------------------------------------------------------------------------------------------
+# ---- missing objects -------------------------------------------------------------------------------------------------
 # Objects that the last load of a replica reported as not replicated.
 
 

@@ -109,7 +109,7 @@ def failback_and_switch(sides: Sides, options: FailbackSettings) -> RoleChanged:
     return done
 
 
-# ---- who is right -------------------------------------------------------------------------------------------------
+# ---- which side is right ------------------------------------------------------------------------------------------
 
 
 def _direction(sides: Sides, memory: Memory, change: RoleChange | None) -> Direction:

@@ -207,7 +207,7 @@ def _why(error: Exception) -> Details:
     return {"error": type(error).__name__, "message": str(error), "hint": hint}
 
 
-# ---- what several verbs do ----------------------------------------------------------------------------------------
+# ---- steps of several verbs ---------------------------------------------------------------------------------------
 
 
 def highest_epoch(pairs: Iterable[Pair]) -> int:

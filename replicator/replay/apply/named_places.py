@@ -1,4 +1,4 @@
-"""Files that contain locations: logs of Spark's streaming sinks, manifests, markers of committers. Runs on executors, too.
+"""Files that contain locations: logs of streaming sinks, manifests, markers of committers. Runs on executors, too.
 
 Spark reads a directory with a `_spark_metadata` only through that log, which names each file by its whole path. A copy
 of it would lead readers of the replica to the source's files. So a load translates the paths in such files as it does

@@ -1,7 +1,7 @@
 """Planning a load: a dump, a target and the operator's options become a plan. Reads only; `deciding` decides.
 
 Section `isolation` derives a plan for `publish = "snapshot"`: each change is stored in a directory of its own, to which
-the metastore switches in one call. A table or partition whose files do not change stays where it is.
+the metastore switches in one call. A table or partition whose files do not change keeps its location.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Preparation:
             with contextlib.suppress(ObjectNotFound):
                 occupied += [(db, name) for name in self._work.target.table_names(db)]
         ends = {step.name: step.lineage.names[-1].begin for step in self._work.plan.tables}
-        # Tables whose directory no rename moved at the source, as its location had changed before: partitions stay.
+        # Tables whose directory no rename moved at the source, as its location had changed before: partitions remain.
         unmoved = {
             step.rename_from: step.table.location
             for step in self._work.plan.tables

@@ -250,7 +250,7 @@ NEITHER = "nobody"
 
 @dataclass(frozen=True)
 class Retention:
-    """The retention of files that nothing needs: of the job `job` of the configuration."""
+    """The retention of files that are not required: of the job `job` of the configuration."""
 
     job: str
     period: timedelta

@@ -131,14 +131,14 @@ def moment(log: Sequence[Segment], db: str, text: str) -> Point:
     """Returns the point of the log for a position, an event id or a time of a database: the last record at or before
     it.
 
-    Raises UsageError for a moment outside of the retained range, MomentLost inside of a gap."""
+    Raises UsageError for a recovery point outside of the retained range, MomentLost inside of a gap."""
     kept, wanted = retained(log, db), parse_moment(text, "--to")
     latest = max(there.time for _, _, there in captures_of(log))
     if not wanted.not_after(kept.end.position, kept.end.event, latest):
         raise UsageError(
             f"--to {text}: nothing is captured after event {kept.end.event} ({_seconds_text(latest)}), "
             f"position {kept.end.position}",
-            hint=f"run `replicator capture` first, or choose a moment of {db} within {kept}",
+            hint=f"run `replicator capture` first, or choose a recovery point of {db} within {kept}",
         )
     try:
         point = resolve_until(log, text)
@@ -171,7 +171,7 @@ def _lost(text: str, gap: LogGap) -> MomentLost:
 def _before(text: str, kept: RecoveryWindow) -> UsageError:
     return UsageError(
         f"--to {text}: {kept.db} has been captured since event {kept.begin.event} ({moment_text(kept.begin)})",
-        hint=f"choose a moment within {kept}",
+        hint=f"choose a recovery point within {kept}",
     )
 
 
@@ -179,15 +179,15 @@ def _seconds_text(seconds: int) -> str:
     return moment_text(Point(0, 0, seconds))
 
 
-# ---- several states of one moment ------------------------------------------------------------------------------------
+# ---- several states of one event or time -----------------------------------------------------------------------------
 # Event ids do not increase with changes that only a scan finds, such as most of Spark's writes. So an event, or a
 # second, may cover several states; a restore to it takes the last one, and reports their number.
 
 
 @dataclass(frozen=True)
 class CoveredStates:
-    """The states of the restored objects that the requested moment covers, up to the restored one: their number, and
-    the position of the first. `by`: "event", "time" or "position"."""
+    """The states of the restored objects that the requested event or time covers, up to the restored one: their number,
+    and the position of the first. `by`: "event", "time" or "position"."""
 
     by: str
     number: int
@@ -195,7 +195,8 @@ class CoveredStates:
 
 
 def covered(log: Sequence[Segment], db: str, tables: Sequence[str], point: Point, text: str) -> CoveredStates:
-    """Returns the states that a moment covers, for a database or some of its tables. point: as `moment` returns it."""
+    """Returns the states that an event or time covers, for a database or some of its tables. point: as `moment` returns
+    it."""
     wanted, kept = parse_moment(text, "--to"), retained(log, db)
     if wanted.position is not None:
         return CoveredStates("position", 1, point.position)

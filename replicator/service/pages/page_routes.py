@@ -23,8 +23,8 @@ from replicator.commands.guard import audit_ls, legal_hold_ls
 from replicator.commands.purge import purge_backups
 from replicator.errors import Error
 from replicator.service.alerts import open_alerts
-from replicator.service.pages.needing import behind_text, needs
-from replicator.service.pages.policy_routes import beside_of
+from replicator.service.pages.attention import attention_items, behind_text
+from replicator.service.pages.policy_routes import context_of
 from replicator.service.pages.rendering import ASSETS, BYTES, Acting, Fields, PageRoute, Visiting, render
 from replicator.service.pages.root_routes import (
     RootPage,
@@ -196,10 +196,10 @@ def overview(request: Request, visitor: Visiting) -> Response:
     with store.together():
         status, jobs, alerts = api.status(request, who), api.jobs(request, who).items, open_alerts(store)
         at_work = [RunView.of(each) for each in store.open_runs() if sees(serving.config, who, each)]
-        beside = beside_of(serving, policies, jobs, whole=who.may("viewer"))
+        context = context_of(serving, policies, jobs, whole=who.may("viewer"))
     mine = {each.name for each in policies} | {each.name for each in jobs}
     alerts = [each for each in alerts if who.may("viewer") or each.subject.split("/")[0] in mine]
-    ill = needs(status, policies, jobs, alerts, beside)
+    ill = attention_items(status, policies, jobs, alerts, context)
     shown = {
         "status": status,
         "needs": ill,
@@ -209,7 +209,7 @@ def overview(request: Request, visitor: Visiting) -> Response:
         "jobs": {each.name: each for each in jobs},
         "of_policies": {each.policy: each for each in jobs if each.syncs},
         "compared_of": {name: each for name, each in serving.watch.compared.items() if who.may("viewer", name)},
-        "differences": beside.differences,
+        "differences": context.differences,
         "next_runs": sorted((each for each in jobs if each.next and not each.paused), key=lambda each: each.next or "")[
             :8
         ],

@@ -19,8 +19,8 @@ from replicator.errors import Error
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Memory, RoleChange, ShownHistory
 from replicator.service.alerts import open_alerts
+from replicator.service.pages.attention import Context, attention_items, behind_text, differences_of
 from replicator.service.pages.chart import NARROW, POINTS, WIDE, LagPoint, chart_of
-from replicator.service.pages.needing import Beside, behind_text, differences_of, needs
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, render, seconds_of
 from replicator.service.pages.runbook import Runbook, filled, values_of
 from replicator.service.series import FINE, lag_peaks
@@ -148,9 +148,9 @@ def one_policy(
         if each.ended
     ]
     jobs = [each for each in api.jobs(request, visitor.identity).items if each.policy == policy]
-    beside = beside_of(serving, [view], jobs)
+    context = context_of(serving, [view], jobs)
     alerts = [each for each in open_alerts(serving.store) if each.subject.split("/")[0] == policy]
-    ill = needs(api.status(request, visitor.identity), [view], jobs, alerts, beside)
+    ill = attention_items(api.status(request, visitor.identity), [view], jobs, alerts, context)
     mine = [each for each in ill if each.subject]
     kinds = list(dict.fromkeys(kind for each in mine for kind in each.runbooks))
     samples = samples_of(serving, policy)
@@ -160,7 +160,7 @@ def one_policy(
         "runbooks": [book for kind in kinds if (book := runbook_of(serving, policy, kind, remembered.unfinished))],
         "sentence": behind_text(view),
         "lag": lag,
-        "differs": beside.differences.get(policy),
+        "differs": context.differences.get(policy),
         "charts": [chart_of(samples, ends, view.objective_seconds, frame) for frame in (WIDE, NARROW)],
         "runs": runs[:20],
         "missing": remembered.error,
@@ -242,14 +242,14 @@ class PolicyRoleChanges:
     runbook: Runbook | None
 
 
-def beside_of(
+def context_of(
     serving: Serving, policies: Sequence[PolicyView], jobs: Sequence[JobView], *, whole: bool = False
-) -> Beside:
+) -> Context:
     """Returns additional state of policies and jobs. whole: also of ingestion."""
     watch = serving.watch
     unsaid = [each.name for each in jobs if each.last and each.last.state in ("queued", "running", "cancelled")]
     ended = serving.store.newest_ended(unsaid)
-    return Beside(
+    return Context(
         now=serving.store.now(),
         ended={name: RunView.of(each) for name, each in ended.items()},
         lags=lags_of(serving),

@@ -34,7 +34,7 @@ from replicator.service.web.roots import KINDS, SLOW
 from replicator.service.web.router import answer_to, within
 from replicator.service.web.serving import Askers, Late, Serving, require
 
-# ---- root asking -----------------------------------------------------------------------------------------------------
+# ---- queries about a root --------------------------------------------------------------------------------------------
 # The root of a page, and the responses of queries and commands about it, or their errors.
 #
 # A root is one that the configuration names: no URL of a page can open another location.

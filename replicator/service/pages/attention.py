@@ -25,7 +25,8 @@ NAMED = 5
 """Maximum tables named in a sentence."""
 
 PARTS = ("--db", "--table", "--sample", "--level", "--include", "--exclude")
-"""Options of a `verify` that does not compare everything, or not by contents: that it found nothing proves little."""
+"""Options of a `verify` that does not compare everything, or not by contents, so that a result without differences
+proves little."""
 
 COMPARED = ("done", "differs")
 """States of a `verify` or `repair` that was completed."""
@@ -65,14 +66,14 @@ def differences_of(serving: Serving, policies: Sequence[str]) -> dict[str, Diffe
     found = {}
     for each in policies:
         runs = [ended[name] for name in verifies[each] if name in ended]
-        by_runs = [_of_run(serving, run) for run in still_said(runs, compared.get(each))]
+        by_runs = [_of_run(serving, run) for run in unresolved_runs(runs, compared.get(each))]
         merged = _merged([*by_runs, *([_of_compared(compared[each])] if each in compared else [])])
         if merged.count:
             found[each] = _repaired(merged, ended.get(f"repair:{each}"))
     return found
 
 
-def still_said(verifies: Sequence[ServiceRun], compared: Compared | None) -> list[ServiceRun]:
+def unresolved_runs(verifies: Sequence[ServiceRun], compared: Compared | None) -> list[ServiceRun]:
     """Returns the runs with differences that are not known to be resolved: neither by a complete `verify` since, nor by
     runs that have compared every table since."""
     since = max((run.ended or 0.0 for run in verifies if run.state == "done" and _is_whole(run)), default=0.0)
@@ -123,15 +124,15 @@ def _seconds(at: str) -> float:
     return datetime.fromisoformat(at).timestamp() if at else 0.0
 
 
-# ---- needing ---------------------------------------------------------------------------------------------------------
+# ---- attention -------------------------------------------------------------------------------------------------------
 
 
 ILL_STATUS = frozenset({"late", "blocked", "unknown"})
 UNSURE = frozenset({"blocked", "unknown", "none"})
 ILL_STATE = frozenset({"failed", "lost", "differs", "partial"})
 
-SAID = frozenset({"late", "blocked", "unreachable", "unknown", "failing", "differs", "stale"})
-"""Alerts that only repeat what the lag and the last run of a subject in trouble show."""
+COVERED_ALERTS = frozenset({"late", "blocked", "unreachable", "unknown", "failing", "differs", "stale"})
+"""Alerts that repeat the information of the lag and the last run of a subject in trouble."""
 
 TRIED_AGAIN: tuple[Kind, ...] = ("component", "lock")
 """Kinds of failures of ingestion that no request causes."""
@@ -139,15 +140,15 @@ TRIED_AGAIN: tuple[Kind, ...] = ("component", "lock")
 CORE = 15
 """Minimum characters that identify a message."""
 
-FRESH = 600.0
+MAX_AGE_SECONDS = 600.0
 """Seconds for which a measurement counts as current: many times the interval of measurements."""
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Additional state. now: seconds since 1970. ended: by job, the newest run that shows the job's state, if the
-    newest one of all is running or was cancelled. lags, differences: by policy. queue: of ingestion, for users who may
-    view it; queue_trouble: why it is not known."""
+class Context:
+    """The state that items are derived from, in addition to policies, jobs and alerts. now: seconds since 1970. ended:
+    by job, the newest run that shows the job's state, if the newest one of all is running or was cancelled. lags,
+    differences: by policy. queue: of ingestion, for users who may view it; queue_trouble: why it is not known."""
 
     now: float
     ended: Mapping[str, RunView] = field(default_factory=dict)
@@ -167,7 +168,7 @@ class Cause:
 
 
 @dataclass
-class Need:
+class AttentionItem:
     """A subject that requires attention. subject: a policy, a job, "ingestion", or "". place: the page about it. word:
     its state. run: whose log has more. again: the run that tries it again, running or queued; next: when it is tried
     again. command: that shows more. runbooks: kinds of those that describe what to do, shown on the policy's page."""
@@ -197,112 +198,116 @@ def _core(text: str) -> str:
     return said if len(said) >= CORE else text
 
 
-def needs(
+def attention_items(
     status: ServiceStatus,
     policies: Sequence[PolicyView],
     jobs: Sequence[JobView],
     alerts: Iterable[OpenAlert],
-    beside: Beside,
-) -> list[Need]:
+    context: Context,
+) -> list[AttentionItem]:
     """Returns the subjects that require attention: the service, then policies, jobs and other subjects of alerts, then
     ingestion. Causes without a time have that of the alert of their subject."""
-    found: dict[str, Need] = {}
+    found: dict[str, AttentionItem] = {}
     for text, hint in _of_service(status):
-        found.setdefault("", Need("", "/jobs", "service")).add(Cause(text, hint))
+        found.setdefault("", AttentionItem("", "/jobs", "service")).add(Cause(text, hint))
     open_ = [each for each in alerts if each.over is None]
     for policy in policies:
         since = min((each.since for each in open_ if _about(each) == policy.name), default=None)
-        need = _of_policy(policy, since, beside)
-        if need.causes:
-            found[policy.name] = need
+        item = _of_policy(policy, since, context)
+        if item.causes:
+            found[policy.name] = item
     for job in jobs:
-        _add_job(found, job, beside.ended.get(job.name, job.last))
+        _add_job(found, job, context.ended.get(job.name, job.last))
     _add_alerts(found, open_, {each.name for each in policies}, {each.name for each in jobs})
     for policy in policies:
         if policy.name in found:
             kinds = {each.kind for each in open_ if _about(each) == policy.name}
             found[policy.name].runbooks = kinds_of(
-                beside.lags.get(policy.name), kinds, differs=policy.name in beside.differences
+                context.lags.get(policy.name), kinds, differs=policy.name in context.differences
             )
-    return [*found.values(), *_of_ingestion(beside)]
+    return [*found.values(), *_of_ingestion(context)]
 
 
-def _of_ingestion(beside: Beside) -> Iterator[Need]:
-    """Yields the need of ingestion. Excludes invalid requests, which wait for their requesters."""
-    need, queue = Need("ingestion", "/ingestion", "failing", command="replicator ingest stats"), beside.queue
-    if beside.queue_trouble:
-        need.word = "unknown"
-        need.add(
-            Cause(f"its state is unknown: {beside.queue_trouble}", "check whether the store of [ingestion] responds")
+def _of_ingestion(context: Context) -> Iterator[AttentionItem]:
+    """Yields the item of ingestion. Excludes invalid requests, which wait for their requesters."""
+    item, queue = AttentionItem("ingestion", "/ingestion", "failing", command="replicator ingest stats"), context.queue
+    if context.queue_trouble:
+        item.word = "unknown"
+        item.add(
+            Cause(f"its state is unknown: {context.queue_trouble}", "check whether the store of [ingestion] responds")
         )
     if queue and (failing := sum(queue.failing.get(kind, 0) for kind in TRIED_AGAIN)):
         hint = "see their pages for the cause: a source, store or metastore that does not respond, or a lock"
-        need.add(Cause(f"{count_text(failing, 'job')} failed, and will be retried", hint))
+        item.add(Cause(f"{count_text(failing, 'job')} failed, and will be retried", hint))
     if queue and (waits := queue.waits_seconds or 0) > LATE:
-        need.word = "late"
+        item.word = "late"
         hint = "check whether a controller is running (`replicator ingest run`), and has slots"
-        need.add(Cause(f"a requested table has waited for a slot for {duration_text(waits)}", hint))
-    if need.causes:
-        yield need
+        item.add(Cause(f"a requested table has waited for a slot for {duration_text(waits)}", hint))
+    if item.causes:
+        yield item
 
 
-def _of_policy(policy: PolicyView, since: float | None, beside: Beside) -> Need:
-    """Returns the need of a policy. Without a cause, it requires no attention."""
-    need = Need(policy.name, f"/policies/{policy.name}", policy.status, command=f"replicator check {policy.name}")
-    if is_ill(policy):
+def _of_policy(policy: PolicyView, since: float | None, context: Context) -> AttentionItem:
+    """Returns the item of a policy. Without a cause, it requires no attention."""
+    item = AttentionItem(
+        policy.name, f"/policies/{policy.name}", policy.status, command=f"replicator check {policy.name}"
+    )
+    if is_unhealthy(policy):
         for text in policy.trouble or (behind_text(policy),):
-            need.add(Cause(text, "", since))
-    if is_old(policy, beside.now):
+            item.add(Cause(text, "", since))
+    if is_stale(policy, context.now):
         hint = "check whether the metastore of the source or target hangs; see the log of the service"
-        need.word = "unknown"
-        need.add(Cause("its lag could not be measured since then, and its state is unknown", hint, policy.measured))
-    differs = beside.differences.get(policy.name)
+        item.word = "unknown"
+        item.add(Cause("its lag could not be measured since then, and its state is unknown", hint, policy.measured))
+    differs = context.differences.get(policy.name)
     if differs:
-        if not need.causes:
-            need.word = "differs"
+        if not item.causes:
+            item.word = "differs"
         hint = f"`replicator repair {policy.name}` repairs the differences, and lists them first with --dry-run"
-        need.add(Cause(differ_text(differs), hint, differs.at))
-    return need
+        item.add(Cause(differ_text(differs), hint, differs.at))
+    return item
 
 
-def _add_job(found: dict[str, Need], job: JobView, ended: RunView | None) -> None:
-    """Adds the need of a job. ended: the run that shows the job's state."""
-    if ended and tells_trouble(ended):
-        need = found.setdefault(job.name, Need(job.name, f"/jobs/{job.name}", ended.state))
+def _add_job(found: dict[str, AttentionItem], job: JobView, ended: RunView | None) -> None:
+    """Adds the item of a job. ended: the run that shows the job's state."""
+    if ended and has_failed(ended):
+        item = found.setdefault(job.name, AttentionItem(job.name, f"/jobs/{job.name}", ended.state))
         message = ended.message or f"exit code {ended.exit_code}"
-        need.add(Cause(f"the last run: {ended.state}: {message}", ended.hint, ended.ended))
-        need.run = ended.id
+        item.add(Cause(f"the last run: {ended.state}: {message}", ended.hint, ended.ended))
+        item.run = ended.id
     if job.name in found:
         again = job.last if job.last and not job.last.ended else None
         found[job.name].again = again
         found[job.name].next = None if again or job.paused else job.next
 
 
-def _add_alerts(found: dict[str, Need], alerts: Iterable[OpenAlert], policies: set[str], jobs: set[str]) -> None:
+def _add_alerts(
+    found: dict[str, AttentionItem], alerts: Iterable[OpenAlert], policies: set[str], jobs: set[str]
+) -> None:
     for each in alerts:
         subject = _about(each)
         if subject in found:
-            if each.kind not in SAID:
+            if each.kind not in COVERED_ALERTS:
                 found[subject].add(Cause(each.text, each.hint, each.since))
         elif subject in policies | jobs or "/" not in each.subject:
             known = "/policies" if subject in policies else "/jobs"
             place = f"{known}/{subject}" if subject in policies | jobs else "/jobs"
-            found[subject] = Need(subject, place, each.kind, [Cause(each.text, each.hint, each.since)])
+            found[subject] = AttentionItem(subject, place, each.kind, [Cause(each.text, each.hint, each.since)])
 
 
-def tells_trouble(run: RunView) -> bool:
+def has_failed(run: RunView) -> bool:
     """Returns True if an ended run requires attention, including one that was cancelled by its timeout."""
     return run.state in ILL_STATE or (run.state == "cancelled" and run.message.startswith(TOO_LONG))
 
 
-def is_ill(policy: PolicyView) -> bool:
+def is_unhealthy(policy: PolicyView) -> bool:
     """Returns True if a policy is in trouble. One that was not measured yet is not."""
     return bool(policy.trouble) or (policy.status in ILL_STATUS and policy.measured is not None)
 
 
-def is_old(policy: PolicyView, now: float) -> bool:
+def is_stale(policy: PolicyView, now: float) -> bool:
     """Returns True if the last measurement is no longer current."""
-    return policy.measured is not None and now - datetime.fromisoformat(policy.measured).timestamp() > FRESH
+    return policy.measured is not None and now - datetime.fromisoformat(policy.measured).timestamp() > MAX_AGE_SECONDS
 
 
 def behind_text(policy: PolicyView) -> str:

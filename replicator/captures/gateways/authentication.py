@@ -144,7 +144,7 @@ def shut(connection: socket.socket, how: int) -> None:
         return
 
 
-# ---- door ------------------------------------------------------------------------------------------------------------
+# ---- authentication --------------------------------------------------------------------------------------------------
 
 
 LOOKED_AT = 512  # bytes examined at the start of a connection
@@ -177,7 +177,7 @@ class Proof(Protocol):
 
 
 @dataclass(frozen=True)
-class Door:
+class Authenticator:
     """The authentication required of clients. tls: a server's context; proofs: authentication methods, by mechanism;
     framed: the framed transport."""
 
@@ -352,7 +352,7 @@ class KerberosProof:
             raise UsageError(error.message, hint=f"`klist -k {keytab}` lists the keys of the keytab") from error
 
     def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
-        """Authenticates a client. See `door.Proof`."""
+        """Authenticates a client. See `authentication.Proof`."""
         try:
             return said(lambda: self._accept(exchange, first), "a client's ticket")
         except MetastoreError as error:
