@@ -1,5 +1,5 @@
 """Files that contain locations: the log of a streaming sink, manifests, markers of committers. Replicas name their own
-files, and a location that a load cannot translate is reported."""
+files, and whatever a load cannot translate is named."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from waiting import CEILING
 
 from cmroot.authentication import parsed
 from replicator.captures.gateways import authentication as channels
-from replicator.captures.gateways.authentication import Channel, NotAdmitted
+from replicator.captures.gateways.client_authentication import Channel, NotAdmitted
 from replicator.captures.gateways.local_names import LocalNames, in_their_words
 from replicator.captures.gateways.security import DigestProof, Tokens
 from replicator.core.connections import MetastoreConfig

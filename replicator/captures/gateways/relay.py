@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from replicator.captures.gateways import upstream as refusals
-from replicator.captures.gateways.authentication import GSSAPI, Channel, NotAdmitted, prepare
+from replicator.captures.gateways.client_authentication import GSSAPI, Channel, NotAdmitted, prepare
 from replicator.captures.gateways.drops import UpstreamLost, one_line, refusal
 from replicator.captures.gateways.messages import (
     CALL,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cmroot.authentication import DigestLayer, parsed
-from replicator.captures.gateways.authentication import GSSAPI, Authenticator, KerberosProof, NotAdmitted, Proof
+from replicator.captures.gateways.client_authentication import GSSAPI, Authenticator, KerberosProof, NotAdmitted, Proof
 from replicator.captures.gateways.drops import GRACE, Counts, Drops
 from replicator.captures.gateways.local_names import LocalNames, NoLocalUser, parse_rules
 from replicator.captures.gateways.upstream import Asked

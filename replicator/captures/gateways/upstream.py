@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from replicator.captures.gateways.authentication import LOOKED_AT, Channel
+from replicator.captures.gateways.client_authentication import LOOKED_AT, Channel
 from replicator.captures.gateways.drops import Reply, UpstreamLost, refusal
 from replicator.captures.gateways.local_names import guess, in_their_words
 from replicator.captures.gateways.messages import (
