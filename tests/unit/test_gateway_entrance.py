@@ -17,7 +17,7 @@ from thrift.transport.TTransport import TFramedTransport, TMemoryBuffer
 from waiting import CEILING
 
 from cmroot.authentication import parsed
-from replicator.captures.gateways import authentication as channels
+from replicator.captures.gateways import client_authentication as channels
 from replicator.captures.gateways.client_authentication import Channel, NotAdmitted
 from replicator.captures.gateways.local_names import LocalNames, in_their_words
 from replicator.captures.gateways.security import DigestProof, Tokens
