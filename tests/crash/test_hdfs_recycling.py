@@ -61,9 +61,9 @@ class Ground:
 
 
 @pytest.fixture
-def ground(far_hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(far_hdfs.conf))
-    yield (found := Ground(f"{far_hdfs.url}/{tmp_path.name}"))
+def ground(hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf))
+    yield (found := Ground(f"{hdfs.url}/{tmp_path.name}"))
     Place(parent(found.root)).remove_tree()
 
 

@@ -23,6 +23,7 @@ from waiting import CEILING, eventually
 import replicator
 from cmroot.keep.store_lock import removing
 from cmroot.root import create_or_open
+from replicator.captures.gateways import server
 from replicator.captures.gateways.messages import BOOL, I64, LIST, STRING, Field, Fields, ListValue
 from replicator.captures.gateways.relay import MANY as MANY_VALUES
 from replicator.captures.gateways.security import Timeouts
@@ -254,23 +255,31 @@ def is_served(guard: Guarded) -> None:
     eventually(gets_an_answer)
 
 
-@pytest.mark.parametrize("sent", ["nothing", "a part of a name", "a part of a drop", "a part of another call", "idle"])
-def test_clients_that_send_no_more_leave_their_places(source_metastore: Running, tmp_path: Path, sent: str) -> None:
-    timeouts = Timeouts(client=LATE if sent == "idle" else SOON)  # who is idle has no place
-    with guarded(source_metastore, tmp_path, threads=3, timeouts=timeouts) as guard, ExitStack() as stack:
+def test_clients_that_send_no_more_leave_their_places(source_metastore: Running, tmp_path: Path) -> None:
+    """Each has taken one place, and gives it back."""
+    impatient = Timeouts(client=timedelta(seconds=1))
+    with guarded(source_metastore, tmp_path, threads=4, timeouts=impatient) as guard, ExitStack() as stack:
         guard.client.close()
-        whole = {
-            "nothing": b"",
-            "a part of a name": drop_of(guard)[:9],
-            "a part of a drop": drop_of(guard)[:-3],
-            "a part of another call": HARMLESS["large"][:-7],
-            "idle": HARMLESS["small"],
-        }[sent]
+        nothing, part_of_a_name, part_of_a_drop = b"", drop_of(guard)[:9], drop_of(guard)[:-3]
+        silent = []
+        for sent in (nothing, part_of_a_name, part_of_a_drop, HARMLESS["large"][:-7]):
+            silent.append(stack.enter_context(RawClient(guard.uri, timeout=CEILING)))
+            silent[-1].socket.sendall(sent)
+        for client in silent:
+            with pytest.raises((EOFError, ConnectionError)):
+                client.receive()
+        is_served(guard)
+
+
+def test_clients_that_are_idle_leave_their_places(
+    source_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "IDLE_LIMIT", timedelta(seconds=0.5))
+    with guarded(source_metastore, tmp_path, threads=3, timeouts=Timeouts(client=LATE)) as guard, ExitStack() as stack:
+        guard.client.close()
         for _ in range(3):
             client = stack.enter_context(RawClient(guard.uri))
-            client.socket.sendall(whole)
-            if sent == "idle":
-                assert not client.receive().failed
+            assert not client.send(HARMLESS["small"]).failed
         is_served(guard)
 
 
@@ -289,7 +298,7 @@ def test_clients_that_do_not_read_leave_their_places(source_metastore: Running, 
 def test_a_metastore_that_hangs_is_lost_after_a_while(source_metastore: Running, tmp_path: Path, name: str) -> None:
     """The drop is put back, and its table and the kept files are nobody's any more."""
     wire, over = Wire(source_metastore.uri), threading.Event()
-    impatient = Timeouts(client=LATE, answer=SOON, stop=LATE)
+    impatient = Timeouts(client=LATE, answer=timedelta(seconds=1), stop=LATE)
     with guarded(source_metastore, tmp_path, upstream=wire.uri, timeouts=impatient) as guard:
         guard.database.table("t", FILES)
         hung: list[bytes] = []

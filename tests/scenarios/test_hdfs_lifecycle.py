@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,15 +51,16 @@ LOADER = [
 
 
 @pytest.fixture(scope="module")
-def sides(metastore_factory: MetastoreFactory, far_hdfs: Cluster) -> tuple[Running, Running]:
-    """Two metastores whose default filesystem is HDFS."""
-    default = {"fs.defaultFS": far_hdfs.url}
-    return metastore_factory("source", settings=default), metastore_factory("target", settings=default)
+def sides(
+    metastore_factory: MetastoreFactory, hdfs: Cluster, on_hdfs: Callable[[str], Running]
+) -> tuple[Running, Running]:
+    """Two metastores whose default filesystem is HDFS. Jobs that remove read every table of the first."""
+    return metastore_factory("source", settings={"fs.defaultFS": hdfs.url}), on_hdfs("target")
 
 
 @pytest.fixture
-def here(far_hdfs: Cluster, tmp_path: Path) -> HdfsPath:
-    return HdfsPath(far_hdfs, f"/{tmp_path.name}")
+def here(hdfs: Cluster, tmp_path: Path) -> HdfsPath:
+    return HdfsPath(hdfs, f"/{tmp_path.name}")
 
 
 @pytest.fixture

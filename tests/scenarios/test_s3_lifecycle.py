@@ -6,10 +6,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,10 @@ from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 import boto3
-import faults
 import gobblin_examples as examples
 import pytest
 from command_line import command
+from faults import killed_when
 from lab import Lab
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
@@ -28,7 +26,6 @@ from s3_path import S3Path
 from s3_proxy import Proxy, counting
 from stores import s3_server, s3a_as_directories
 from stores_table import FEATURES, StoreFeature, housekept, repaired, restored, snapshots, succeeds, synced
-from waiting import CEILING
 
 from cmroot.root import create_or_open
 from replicator.metastore.embedded.running import Running
@@ -102,23 +99,23 @@ def story(here: S3Path, sides: Sides) -> Lab:
 def killed(proxy: Proxy, arguments: Sequence[str], root: S3Path, kind: str, part: str) -> None:
     """A command that dies with its second request of a kind whose path has a part; what it held is free again when its
     time is over, which here is at once."""
-    child = [sys.executable, faults.__file__, "-", "--", *arguments, "--json"]
     left, fails = 2, proxy.fails
-    with subprocess.Popen(child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
 
+    def dies(end: Callable[[], None]) -> None:
         def kill(asked: str, path: str) -> bool:
             nonlocal left
             left -= asked == kind and part in path
             if left <= 0:
-                running.kill()
+                end()
             return left <= 0 or fails(asked, path)
 
         proxy.fails = kill
-        try:
-            out, error = running.communicate(timeout=CEILING)
-        finally:
-            proxy.fails = fails
-    assert running.returncode == -9, out + error
+
+    try:
+        ended = killed_when(arguments, dies)
+    finally:
+        proxy.fails = fails
+    assert ended.killed and left <= 0, ended
     for lease in (each for each in root.rglob("*") if each.parent.name == "lease"):
         if lease.name.isdecimal():
             lease.write_text(json.dumps(json.loads(lease.read_bytes()) | {"expires": 1}))

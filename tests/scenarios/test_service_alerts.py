@@ -25,6 +25,7 @@ from replicator.service.alerts import open_alerts
 from replicator.service.store import ServiceStore
 
 KEY = "key-of-the-webhook"
+OFTEN = "from replicator.service import alerts; alerts.PERIOD = 0.2"
 
 
 class Receiver(http.server.BaseHTTPRequestHandler):
@@ -97,11 +98,11 @@ def test_an_alert_is_told_once_and_so_is_its_end(
 
     with ServiceStore(service.store) as store:
         service.configure({"often": failing}, more=alerts)
-        service.start()
+        service.start(first=OFTEN)
         eventually(lambda: all(told("often")) and [each for each in open_alerts(store) if len(each.told) == 3])
         service.stop()
         service.configure({"often": failing, "another": failing}, more=alerts)
-        service.start()
+        service.start(first=OFTEN)
         eventually(lambda: all(told("another")), lambda: posted)
     hooked, mailed, lines = told("often")
     assert [len(each) for each in (hooked, mailed, lines)] == [1, 1, 1], "a restart tells nothing again"

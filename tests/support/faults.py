@@ -10,6 +10,8 @@ description matches a regular expression: the path (for a rename the new one), o
 With the name of an error (`EIO`) as the moment nobody is killed: the n-th call fails with it. Kind `call` counts every
 step and, of the calls that only look, those that name a place.
 
+With FAULTS_TRIES_AT_ONCE in its environment, S3's client repeats a request at once that a store was too busy for.
+
 When it is loaded and about to begin it says so on standard error, for those who kill it from outside; `trace` as the
 kind kills nobody and prints every step. With FAULTS_STOP in its environment it stops (SIGSTOP) instead of dying.
 """
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from forked_commands import Forked
+from waiting import CEILING
 
 KINDS = ("rename", "link", "symlink", "unlink", "rmdir", "mkdir", "commit", "thrift", "any", "call", "trace")
 ERRORS = ("EIO", "ESTALE", "EACCES", "ETIMEDOUT")
@@ -39,6 +42,7 @@ REACHED = "faults: reached"
 LOOKS = ("open", "stat", "lstat", "scandir", "listdir", "chmod", "readlink")
 BEGINS = "faults: the command begins"
 STOPS = {"FAULTS_STOP": "1"}
+TRIES_AT_ONCE = {"FAULTS_TRIES_AT_ONCE": "1"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,22 @@ def run_with(
     if fault is not None and fault.kind != "trace" and must and not ended.reached:
         raise AssertionError(f"the fault was never reached: {fault}; exit {ended.code}: {ended.out}{ended.error}")
     return ended
+
+
+def killed_when(arguments: Sequence[str], asks: Callable[[Callable[[], None]], None]) -> Ended:
+    """Runs a command line in a child that whoever got `kill` of `asks(kill)` ends, or that ends by itself; S3's client
+    waits for no store."""
+    with _outputs() as (out, error):
+        child, began = Forked(_words(None, [*arguments, "--json"]), out, error, TRIES_AT_ONCE), time.monotonic()
+
+        def end() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+        asks(end)
+        with contextlib.suppress(TimeoutError):
+            child.state(CEILING)
+        return _ended(child, out, error, began)
 
 
 def _words(fault: Fault | None, arguments: Sequence[str]) -> list[str]:
@@ -235,6 +255,10 @@ def run_command(words: Sequence[str], *, begins: bool = False) -> None:
     fault, sys.argv[1:] = words[:split], words[split + 1 :]
     if list(fault) != ["-"]:
         install(Steps(Fault(fault[0], fault[1], fault[2], int(fault[3]))))
+    if "FAULTS_TRIES_AT_ONCE" in os.environ:
+        from botocore.retries.standard import ExponentialBackoff
+
+        ExponentialBackoff.delay_amount = lambda *_: 0.01  # type: ignore[method-assign]
     if begins:
         print(BEGINS, file=sys.stderr, flush=True)
     main()

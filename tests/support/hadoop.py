@@ -8,13 +8,13 @@ import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
 import pytest
-from distance import distant
+from distance import far_away
 from fetched_jars import fetched_jars
 from metastores import shared
 from pool import Pool
@@ -28,6 +28,7 @@ from replicator.metastore.java import find_java
 VERSION = "3.4.2"
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+FAR, WAY = 0.004, "way"  # seconds to a NameNode that is not near; the process that takes them
 KEY_PROVIDER = "hadoop.security.key.provider.path"
 AUDIT = """\
 log4j.rootLogger=WARN,CONSOLE
@@ -50,7 +51,11 @@ def jars() -> Path:
 
 @dataclass
 class Cluster:
-    """url: of the filesystem. web: of the NameNode's HTTP server. conf: a Hadoop configuration directory."""
+    """url: of the filesystem. web: of the NameNode's HTTP server. conf: a Hadoop configuration directory.
+
+    The first port is the way of clients to the NameNode. It is 4 ms long (`distance`) where a sixth is the NameNode's
+    own: a client that asks at once whether a file has ended is faster than the only DataNode's report, and then waits
+    for half a second."""
 
     directory: Path
     ports: tuple[int, ...]
@@ -86,6 +91,8 @@ class Cluster:
         for server in (NAMENODE, DATANODE):
             if server not in self._running or self._running[server].poll() is not None:
                 self._running[server] = self._java(server)
+        if self.ports[0] != self._own_port and WAY not in self._running:
+            self._running[WAY] = far_away(self._own_port, FAR, self.ports[0])
         eventually(lambda: self._ready() or self._has_died(), self._log)
         if self._has_died():
             raise RuntimeError(self._log())
@@ -98,14 +105,20 @@ class Cluster:
 
     def kill(self, server: str) -> None:
         """`server` is NAMENODE or DATANODE; as a machine that loses its power."""
-        self._running[server].kill()
-        self._running[server].wait()
+        for name in (WAY, server) if server == NAMENODE and WAY in self._running else (server,):
+            process = self._running.pop(name)
+            process.kill()
+            process.wait()
 
     def stop(self) -> None:
         for server in self._running.values():
             server.kill()
         for server in self._running.values():
             server.wait()
+
+    @property
+    def _own_port(self) -> int:
+        return self.ports[5] if len(self.ports) > 5 else self.ports[0]
 
     @property
     def processes(self) -> list[int]:
@@ -139,9 +152,10 @@ class Cluster:
 
     def _configure(self) -> None:
         self.conf.mkdir(parents=True)
-        rpc, web, data, data_web, data_ipc = self.ports
+        rpc, web, data, data_web, data_ipc = self.ports[:5]
         write_settings(self.conf / "core-site.xml", {"fs.defaultFS": f"hdfs://{self.host}:{rpc}"} | dict(self.settings))
         sites = {
+            "dfs.namenode.rpc-address": f"{self.host}:{self._own_port}",
             "dfs.namenode.name.dir": f"file://{self.directory}/name",
             "dfs.datanode.data.dir": f"file://{self.directory}/data",
             "dfs.replication": "1",
@@ -154,6 +168,7 @@ class Cluster:
             "dfs.namenode.acls.enabled": "true",
             "dfs.namenode.snapshot.capture.openfiles": "true",
             "dfs.namenode.safemode.extension": "0",
+            "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "2",  # of the DataNode, for WebHDFS
         }
         write_settings(self.conf / "hdfs-site.xml", sites | dict(self.settings))
         (self.conf / "log4j.properties").write_text(AUDIT.format(file=self.audit))
@@ -167,7 +182,7 @@ def write_settings(path: Path, settings: Mapping[str, str]) -> None:
 @contextlib.contextmanager
 def running_hdfs(directory: Path, **settings: str) -> Iterator[Cluster]:
     """A filesystem of its own; gone afterwards."""
-    cluster = Cluster(directory, tuple(free_port() for _ in range(5)), settings)
+    cluster = Cluster(directory, tuple(free_port() for _ in range(6)), settings)
     try:
         cluster.start()
         yield cluster
@@ -186,7 +201,7 @@ def hdfs(pool: Pool) -> Cluster:
 
     def start(directory: Path) -> tuple[dict[str, Any], list[int]]:
         keys = f"kms://http@127.0.0.1:{free_port()}/kms"  # a port that only tests of encryption zones serve
-        cluster = Cluster(directory, tuple(free_port() for _ in range(5)), {KEY_PROVIDER: keys})
+        cluster = Cluster(directory, tuple(free_port() for _ in range(6)), {KEY_PROVIDER: keys})
         cluster.start()
         return {"ports": cluster.ports, "settings": dict(cluster.settings)}, cluster.processes
 
@@ -200,14 +215,6 @@ def on_hdfs(pool: Pool, hdfs: Cluster) -> Iterator[Callable[[str], Running]]:
     your own in it; they are dropped when the module ends."""
     with shared(pool) as metastore:
         yield lambda name: metastore(f"hdfs-{name}", settings={"fs.defaultFS": hdfs.url})
-
-
-@pytest.fixture(scope="module")
-def far_hdfs(hdfs: Cluster) -> Iterator[Cluster]:
-    """The same, with a NameNode 4 ms away: a client that asks at once whether a file has ended is faster than the only
-    DataNode's report, and then waits for half a second."""
-    with distant(hdfs.ports[0], 0.004) as port:
-        yield replace(hdfs, ports=(port, *hdfs.ports[1:]))
 
 
 @pytest.fixture

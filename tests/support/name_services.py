@@ -125,6 +125,7 @@ class NameService:
             "dfs.datanode.hostname": "127.0.0.1",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.safemode.extension": "0",
+            "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "2",
         }
         write_settings(place / "hdfs-site.xml", sites | self.client | own)
 

@@ -59,11 +59,12 @@ class Service:
             store.prepare()
             return {"Authorization": f"Bearer {create_token(store, name, role, policies, 3600.0)}"}
 
-    def start(self, *more: str) -> str:
-        """Its URL."""
+    def start(self, *more: str, first: str = "") -> str:
+        """Its URL. first: statements that the process runs before anything else."""
         number = len(self.servers)
         file, said = self.here / f"url-{number}", self.here / f"server-{number}.log"
-        line = [sys.executable, "-m", "replicator", "serve", "--listen", "127.0.0.1:0", "--ready-file", str(file)]
+        program = ["-c", f"{first}\nfrom replicator.cli.main import main; main()"] if first else ["-m", "replicator"]
+        line = [sys.executable, *program, "serve", "--listen", "127.0.0.1:0", "--ready-file", str(file)]
         with said.open("wb") as log:
             self.servers.append(subprocess.Popen([*line, *more], cwd=self.here, stdout=log, stderr=log))
 

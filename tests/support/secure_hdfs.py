@@ -74,7 +74,7 @@ def secure_hdfs(kdc: Kdc, place: Path, protection: str = "privacy") -> Iterator[
         jars()
     except JavaError as error:
         pytest.skip(f"Hadoop cannot be run here: {error}")
-    tickets, ports = kdc.tickets(SUPERUSER), tuple(free_port() for _ in range(5))
+    tickets, ports = kdc.tickets(SUPERUSER), tuple(free_port() for _ in range(6))
     settings = secure_settings(kdc, place, protection)
     cluster = Cluster(place, ports, settings, "localhost", java, lambda: negotiated(tickets))
     try:
