@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from faults import Fault, run_with
 from hive_metastore import ttypes
 from hive_objects import hive_client
 from lab import Lab
+from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from postgres import Postgres
 
-from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from replicator.policies.run import SyncRun
 
@@ -39,7 +38,7 @@ class Refusing:
     def refuse(self, *, table: str = "", function: str = "") -> None:
         for kind, column, name in (("TBLS", "TBL_NAME", table), ("FUNCS", "FUNC_NAME", function)):
             if name:
-                self._run(f"""ALTER TABLE "{kind}" ADD CONSTRAINT refused CHECK ("{column}" <> '{name}')""")
+                self._run(f"""ALTER TABLE "{kind}" ADD CONSTRAINT refused CHECK ("{column}" <> '{name}') NOT VALID""")
 
     def keep_databases(self, *names: str) -> None:
         """Refuses their drops."""
@@ -103,13 +102,21 @@ def test_one_that_is_dropped_is_forgotten(story: Lab) -> None:
     assert named(story.sync()) == []
 
 
-@pytest.fixture
-def refusing(hives: Callable[..., Running], postgres: Postgres, tmp_path: Path) -> Iterator[tuple[Lab, Refusing]]:
+@pytest.fixture(scope="module")
+def target_in_postgres(metastore_factory: MetastoreFactory, postgres: Postgres) -> tuple[Running, Refusing]:
+    """A metastore whose database may be told to refuse."""
     settings = postgres.jdbc()
-    soon = settings | {"hive.hmshandler.retry.attempts": "1"}
-    target = embedded.start(tmp_path / "metastore", settings=soon, env=os.environ)
-    yield Lab(hives("2.3"), target, tmp_path), Refusing(settings)
-    embedded.stop(target.directory)
+    running = metastore_factory("refusing", settings=settings | {"hive.hmshandler.retry.attempts": "1"})
+    return running, Refusing(settings)
+
+
+@pytest.fixture
+def refusing(
+    hives: Callable[..., Running], target_in_postgres: tuple[Running, Refusing], tmp_path: Path
+) -> Iterator[tuple[Lab, Refusing]]:
+    target, of_target = target_in_postgres
+    yield Lab(hives("2.3"), target, tmp_path), of_target
+    of_target.take()
 
 
 @pytest.mark.parametrize("publish", ["mirror", "snapshot"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,23 @@ from constraints import Constraints
 from faults import Fault, run_with
 from lab import Lab
 from lost_primary import lose, nobody
+from metastores import REFUSES_AT_ONCE, borrow, emptied
 from plain_tables import PlainDatabase
+from pool import Pool
 from restore_fixture import restore
 
 from replicator.core.model import EXTERNAL, Column, Database
 from replicator.metastore.embedded.running import Running
 
 Hives = Callable[..., Running]
+
+
+@pytest.fixture(scope="module")
+def target_metastore(pool: Pool) -> Iterator[Running]:
+    """Names of constraints are taken, and that is a refusal of the database."""
+    running = borrow(pool, "refuses-at-once", settings=REFUSES_AT_ONCE)
+    yield running
+    emptied(running)
 
 
 class Keys:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import command
 from lab import Lab
-from metastores import MetastoreFactory
+from metastores import REFUSES_AT_ONCE, MetastoreFactory
 from waiting import CEILING
 
 from replicator.lifecycle.purge.options import PurgeOptions, WhiteList
@@ -35,14 +35,14 @@ def without_serde(source: Running, name: str, serde: str) -> None:
     java = [find_java(os.environ).executable, "-cp", f"{pyspark_jars()}/*", "org.apache.derby.tools.ij", script]
     done = subprocess.run(java, cwd=source.directory, capture_output=True, text=True, timeout=CEILING)
     assert "1 row inserted/updated/deleted" in done.stdout, done.stdout
-    embedded.start(source.directory, env=os.environ)
+    embedded.start(source.directory, env=os.environ, settings=REFUSES_AT_ONCE)
 
 
 @pytest.fixture
 def damaged(
     metastore_factory: MetastoreFactory, target_metastore: Running, tmp_path: Path
 ) -> Iterator[tuple[Lab, Running]]:
-    source = metastore_factory("damaged")
+    source = metastore_factory("damaged", settings=REFUSES_AT_ONCE)
     pair = Lab(source, target_metastore, tmp_path)
     for name in ("one", "bad", "two", "three"):
         pair.db("a").table(name, {"first": "1"})
@@ -79,19 +79,15 @@ def test_a_refused_table_is_named_and_the_others_are_replicated(damaged: tuple[L
     pair.are_same("a")
 
 
-def test_a_table_that_is_refused_later_keeps_its_replica(damaged: tuple[Lab, Running]) -> None:
+def test_a_table_that_is_refused_later_keeps_its_replica_and_is_a_gap_of_a_purge(damaged: tuple[Lab, Running]) -> None:
     pair, source = damaged
+    pair.db("a").alter("two", **{"dataset.descriptor": '{"privacy": {"column": "b"}}'})
     assert pair.sync().not_replicated == []
     without_serde(source, "bad", "null")
     pair.db("a").table("four", {"first": "4"})
     assert named(pair.sync()) == ["bad"]
     assert sorted(pair.target.metastore.table_names(pair.replica("a").name)) == ["bad", "four", "one", "three", "two"]
 
-
-def test_a_purge_names_one_as_a_gap(damaged: tuple[Lab, Running]) -> None:
-    pair, source = damaged
-    pair.db("a").alter("two", **{"dataset.descriptor": '{"privacy": {"column": "b"}}'})
-    without_serde(source, "bad", "null")
     db = pair.db("a").name
     tables, gaps = described(pair.db("a").metastore, WhiteList.parse(f"{db}.(bad|two)"), PurgeOptions(f"{db}.ids:b"))
     assert [each.name for each in tables] == [f"{db}.two"]

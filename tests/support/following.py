@@ -11,6 +11,16 @@ from pathlib import Path
 from lab import Lab
 from waiting import CEILING
 
+PROGRAM = """
+from datetime import timedelta
+from replicator.cli.main import main
+from replicator.policies import follow
+
+follow.AWAY_WAIT = timedelta(seconds=0.5)
+main()
+"""
+"""It does not wait for ten seconds until it tries again to reach a metastore that was away."""
+
 
 class Following:
     """It is killed at the end of a block, unless it has ended before."""
@@ -19,10 +29,7 @@ class Following:
         arguments = ["--config", str(pair.config()), "sync", pair.name, "--follow", "--interval", schedule, "--json"]
         self.errors = (pair.here / "errors").open("w+")
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "replicator.cli.main", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
+            [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
 
     def __enter__(self) -> Following:

@@ -19,6 +19,9 @@ from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 
 MetastoreFactory = Callable[..., Running]
+REFUSES_AT_ONCE = {"hive.hmshandler.retry.attempts": "1", "hive.hmshandler.retry.interval": "250ms"}
+"""Settings of a server that does not repeat a call which its database has refused, as the others do for seconds. By
+the interval, the product knows that calls side by side may be lost, and makes them one after the other."""
 
 
 def borrow(pool: Pool, name: str, **options: Any) -> Running:
