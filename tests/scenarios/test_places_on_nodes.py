@@ -9,14 +9,26 @@ from typing import Any
 
 import pytest
 from command_line import Answer, command
+from engines import local_engine
+from gateways import guarded
 from hadoop import Cluster
 from hdfs_path import HdfsPath
 from lab import Lab
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase, text_storage
 
+from cmroot.root import create_or_open
+from replicator.captures.gateways.messages import Drop
+from replicator.captures.gateways.targets import find_targets
+from replicator.core.audit import Removal, begin_audit
 from replicator.core.model import EXTERNAL, Function, Table
 from replicator.core.named_files import ON_NODES
+from replicator.core.text import Period
+from replicator.errors import Refused
+from replicator.lifecycle.housekeeping.schedule import vacuum
+from replicator.lifecycle.removal.job import Remover, measured
+from replicator.lifecycle.removal.live import LiveLocations
+from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -74,6 +86,59 @@ def test_the_warehouse_counts_where_the_database_itself_is_local(
     captured = found.capture()
     assert captured.code == 3 and named(captured) == [(f"{found.name}.t", "")], captured
     assert not any(path.is_file() for path in (found.cmroot / "files").rglob("*"))
+
+
+@pytest.fixture
+def nodes(metastore_factory: MetastoreFactory, hdfs: Cluster, tmp_path: Path) -> Running:
+    """A server with a warehouse on HDFS. Databases that tests make there are local."""
+    warehouse = f"{hdfs.url}/{tmp_path.name}/warehouse"
+    return metastore_factory("nodes", settings={"fs.defaultFS": hdfs.url, "hive.metastore.warehouse.dir": warehouse})
+
+
+def test_a_gateway_neither_keeps_nor_removes_them(nodes: Running, tmp_path: Path) -> None:
+    with guarded(nodes, tmp_path) as guard:
+        guard.database.table("t", {"f": "of this host\n"})
+        guard.database.partitioned("parts", {"x": {"f": "of this host\n"}})
+        truncation: Any = (guard.direct, Drop("truncate_table", "truncate", guard.db, "t"))  # not known to this server
+        with pytest.raises(Refused, match=ON_NODES):
+            find_targets(*truncation)
+        guard.call("drop_partition", guard.db, "parts", ["x"], True)
+        for table in ("t", "parts"):
+            guard.call("drop_table", guard.db, table, True)
+        assert guard.direct.table_names(guard.db) == []
+        assert {path.name for path in guard.database.home.rglob("*") if path.is_file()} == {"f"}
+        assert (guard.place("t") / "f").exists() and (guard.place("parts") / "p=x/f").exists()
+        assert guard.entries() == [] and guard.is_settled()
+        assert not any(path.is_file() for path in (tmp_path / "cmroot/files").rglob("*"))
+
+
+def test_jobs_that_remove_leave_and_name_them(nodes: Running, tmp_path: Path) -> None:
+    found = Lab(nodes, nodes, tmp_path)
+    found.source = PlainDatabase(found.source.metastore, found.name, tmp_path)
+    found.source.create()
+    found.source.partitioned("t", {"x": {"f": "of this host\n"}})
+    place, root = tmp_path / f"{found.name}.db/t/p=x", create_or_open(str(tmp_path / "cmroot"))
+    removal = Removal(
+        path=f"file:{place}", what="partition", reason="test", object=f"{found.name}.t", partition="p=x", drops=True
+    )
+    engine = local_engine()
+    with LiveLocations(found.source.metastore) as live:
+        removed = Remover(root.place, begin_audit(root.place, "test"), live, Limits(), engine).remove([removal])
+        assert [each.why for each in removed.refused] == [ON_NODES] and not removed.removals
+        assert [(each.files, each.bytes) for each in measured([removal], engine, live)] == [(0, 0)]
+    assert (place / "f").exists()
+    asked: Any = (found.source.metastore, None, found.name, "t", Period("P1D", days=1))  # no items are read
+    with pytest.raises(Refused, match=ON_NODES):
+        vacuum(*asked)
+
+
+def test_a_check_names_them(nodes: Running, target_metastore: Running, tmp_path: Path) -> None:
+    found = Lab(nodes, target_metastore, tmp_path)
+    found.db().table("t", {"f": "of this host\n"})
+    checked = command("--config", str(found.config()), "check", found.name)
+    (finding,) = [each for each in checked.output["findings"] if each["name"] == "locations"]
+    assert finding["health"] == "warning" and f"{found.name}_a.t: {ON_NODES}" in finding["text"], finding
+    assert not [each for each in checked.output["findings"] if each["name"].startswith("keeper /")]
 
 
 def at_secret(db: PlainDatabase, name: str, place: Path) -> None:

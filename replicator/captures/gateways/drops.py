@@ -37,6 +37,7 @@ from replicator.captures.gateways.messages import (
 )
 from replicator.captures.gateways.targets import DropOutcome, Targets, Upstream, find_outcome, find_targets, homes_of
 from replicator.core.model import Table
+from replicator.core.named_files import ON_NODES
 from replicator.core.text import printable
 from replicator.errors import ObjectNotFound
 
@@ -210,6 +211,8 @@ class Drops:
             targets = find_targets(self._upstream, drop)
         except ObjectNotFound:
             return None, Targets()
+        if targets.staying:
+            log.warning("%s of %s.%s: %s stays: %s", drop.call, drop.db, drop.table, targets.staying, ON_NODES)
         if not targets.sources:
             return None, targets
         call = DropCall(

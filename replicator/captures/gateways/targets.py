@@ -7,13 +7,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 
 from cmroot.keep.journal import InterceptSource, Journal, Owner
-from cmroot.store.place import normal, parent
+from cmroot.store.place import is_local, normal, parent
 from replicator.captures.gateways.messages import (
     DEPTH_LIMIT,
     FIXED,
@@ -30,9 +30,10 @@ from replicator.captures.gateways.messages import (
 )
 from replicator.core.connections import MetastoreConfig
 from replicator.core.model import DEFAULT_PARTITION, Database, NotificationEvent, Partition, Table, partition_name
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.not_replicated import table_format
-from replicator.errors import FormatError, ObjectNotFound
-from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+from replicator.errors import FormatError, ObjectNotFound, Refused
+from replicator.metastore.client import EVENT_BATCH, MetastoreReader, warehouse_of
 from replicator.metastore.events.notification_log import decode, message_text
 from replicator.metastore.events.record import DropDatabase, DropPartitions, DropTable
 
@@ -54,13 +55,15 @@ class Targets:
     """The targets of a drop. `sources`: directories that the server would delete. `partitions`: names of the partitions
     that a call drops one by one. `emptied`: directories to remove if they are empty afterwards, in this order.
     `must_delete`: the call is forwarded unchanged, and its server finds nothing to delete: for a transactional table,
-    Hive 4 reads the option to delete nothing as an instruction to write an empty base, which was not requested."""
+    Hive 4 reads the option to delete nothing as an instruction to write an empty base, which was not requested.
+    `staying`: local directories on the nodes of the cluster, which are neither kept nor removed."""
 
     sources: Sequence[InterceptSource] = ()
     owners: Sequence[Owner] = ()
     partitions: Sequence[str] = ()
     emptied: Sequence[str] = ()
     must_delete: bool = False
+    staying: Sequence[str] = ()
 
     def about(self) -> dict[str, object]:
         """Returns the values stored in the journal for later."""
@@ -68,8 +71,30 @@ class Targets:
 
 
 def find_targets(upstream: Upstream, drop: Drop) -> Targets:
-    """Returns what the server would delete for a call now. Raises ObjectNotFound if the object does not exist,
-    MetastoreError if the metastore cannot answer."""
+    """Returns what the server would delete for a call now, without local directories of a warehouse on another
+    filesystem, which are on the nodes of the cluster. Raises ObjectNotFound if the object does not exist,
+    MetastoreError if the metastore cannot answer, Refused for a truncation of data on the nodes."""
+    found = _targets(upstream, drop)
+    places = [*(each.place for each in found.sources), *found.emptied]
+    homes = (upstream.database(drop.db).location, warehouse_of(upstream)) if any(map(is_local, places)) else ()
+    foreign = {place for place in places if is_on_nodes(place, *homes)}
+    if not foreign:
+        return found
+    if drop.kind == "truncate":
+        raise Refused(
+            f"{drop.db}.{drop.table}: {min(foreign)}: {ON_NODES}, so its files cannot be kept",
+            hint="truncate it at the metastore itself",
+        )
+    return replace(
+        found,
+        staying=sorted(foreign),
+        sources=[each for each in found.sources if each.place not in foreign],
+        owners=[each for each in found.owners if not is_on_nodes(each.location, *homes)],
+        emptied=[each for each in found.emptied if each not in foreign],
+    )
+
+
+def _targets(upstream: Upstream, drop: Drop) -> Targets:
     match drop.kind:
         case "database":
             return _of_database(upstream, drop)

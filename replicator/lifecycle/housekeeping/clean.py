@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from replicator.core.audit import Refusal, Removal
-from replicator.core.engine import AutoEngine
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.lifecycle.housekeeping import writing
@@ -134,11 +133,11 @@ def plan(
                 found.staying.extend(Staying(each.item, refusal.why, refused=refusal.removal) for each in theirs)
             for removal in judged.allowed:
                 found.going.extend(wanted[removal])
-            yield _sized(found, remover.engine) if sized else found
+            yield _sized(found, remover) if sized else found
 
 
-def _sized(page: Page, engine: AutoEngine) -> Page:
-    sized = measured([each.removal for each in page.going], engine)
+def _sized(page: Page, remover: Remover) -> Page:
+    sized = measured([each.removal for each in page.going], remover.engine, remover.live)
     going = [replace(each, removal=removal) for each, removal in zip(page.going, sized, strict=True)]
     return Page(going, page.staying)
 

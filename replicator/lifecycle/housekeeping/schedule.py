@@ -23,6 +23,7 @@ from replicator.captures.manifest import Manifest, manifest_path, opened, read_r
 from replicator.core.audit import Removal
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
+from replicator.core.named_files import ON_NODES
 from replicator.core.not_replicated import Report
 from replicator.core.text import Period
 from replicator.errors import ObjectNotFound, Refused, UsageError
@@ -377,6 +378,8 @@ def vacuum(
     depth = _depth(metastore, table)
     now = int(clocks.time())
     with LiveLocations(metastore) as live:
+        if live.on_nodes(db, table.location or ""):
+            raise Refused(f"{table.db}.{table.name}: {ON_NODES}", hint="vacuum it where its directories are")
         for places in batched(_directories(table.location or "", depth), writing.CHUNK):
             done.directories += len(places)
             unused = [place for place in places if live.blocking(place) is None]

@@ -33,6 +33,7 @@ from cmroot.store.spelling import naming
 from replicator.core.audit import REMOVED, AuditLog, Refusal, Removal, begin_audit, read_audit, record_begun, unwatched
 from replicator.core.engine import AutoEngine
 from replicator.core.grouping import batched, shared
+from replicator.core.named_files import ON_NODES
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound
@@ -148,6 +149,9 @@ class Remover:
             done.bytes += sum(each.bytes for each in gone)
 
     def _in_use(self, removal: Removal) -> str:
+        db = _database(removal)
+        if self.live.on_nodes(db, removal.path):
+            return ON_NODES
         if is_local(removal.path):
             status = status_of(local_path(removal.path), follow=False)
             if status is not None and stat.S_ISLNK(status.st_mode):
@@ -156,7 +160,6 @@ class Remover:
             refuse_root(self.root, removal.path)
         except Protected as error:
             return error.message
-        db = removal.object.partition(".")[0]
         if db and (why := self.live.follows(db.lower())):
             return why
         own, part = (removal.object, removal.partition) if removal.drops else ("", "")
@@ -164,15 +167,21 @@ class Remover:
         return f"in use: {found}" if found else ""
 
 
-def measured(removals: Sequence[Removal], engine: AutoEngine) -> list[Removal]:
-    """Returns the removals in their order, with the current numbers of files and bytes; 0 for missing paths."""
-    tasks = batched([each.path for each in removals if each.path], MEASURED)
+def measured(removals: Sequence[Removal], engine: AutoEngine, live: LiveLocations) -> list[Removal]:
+    """Returns the removals in their order, with the current numbers of files and bytes; 0 for missing paths, and for
+    those on the nodes of the cluster."""
+    here = (each.path for each in removals if each.path and not live.on_nodes(_database(each), each.path))
+    tasks = batched(here, MEASURED)
     sizes = dict(size for some in engine.for_work(len(removals)).run(sizes_of, tasks) for size in some)
     found = []
     for each in removals:
         files, size = sizes.get(each.path, (0, 0))
         found.append(msgspec.structs.replace(each, files=files, bytes=size))
     return found
+
+
+def _database(removal: Removal) -> str:
+    return removal.object.partition(".")[0]
 
 
 def sizes_of(paths: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:

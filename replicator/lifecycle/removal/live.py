@@ -11,7 +11,7 @@ import sqlite3
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import TracebackType
 from typing import Self
 
@@ -21,9 +21,10 @@ from cmroot.store.local import status_of
 from cmroot.store.place import is_local, local_path, resolved
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Table, partition_name
+from replicator.core.named_files import is_on_nodes
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ObjectNotFound
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import MetastoreReader, warehouse_of
 from replicator.metastore.concurrency import tables_with_partitions
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.notification_log import decode, read_events
@@ -144,6 +145,17 @@ class LiveLocations:
             except ObjectNotFound:
                 self._roles[db] = ""
         return self._roles[db]
+
+    def on_nodes(self, db: str, path: str) -> bool:
+        """Returns True for a local path of a warehouse on another filesystem: it is on the nodes of the cluster."""
+        if not is_local(path):
+            return False
+        known = self._asked().execute("select path from place where kind = ? and db = ?", (DATABASE, db.lower()))
+        return is_on_nodes(path, *(place for (place,) in known), self._warehouse)
+
+    @cached_property
+    def _warehouse(self) -> str | None:
+        return warehouse_of(self._metastore)
 
     def refresh(self) -> None:
         """Applies the events since the last refresh. Walks the metastore again after a gap in the events."""
@@ -327,6 +339,9 @@ class Unregistered(LiveLocations):
 
     def follows(self, db: str) -> str:
         return ""
+
+    def on_nodes(self, db: str, path: str) -> bool:
+        return False
 
 
 def spelled(place: str) -> str:

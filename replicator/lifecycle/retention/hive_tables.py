@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 
-from cmroot.store.place import located
+from cmroot.store.place import is_local, located
 from cmroot.store.spelling import split_authority
 from replicator.core.grouping import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.roles import is_shadow
 from replicator.errors import ConfigError, Error, ObjectNotFound
 from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.dataset_versions import TIME, Listed, Pair, Version, checked_pattern, doubts
 from replicator.lifecycle.retention.job_configuration import VERSIONS, Unreadable
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import MetastoreReader, warehouse_of
 
 _TABLES = 500  # fetched at once
 
@@ -143,10 +145,13 @@ def partition_finder(pair: Pair) -> PartitionFinder:
 
 
 def _by_modification(metastore: MetastoreReader, table: Table) -> Listed:
-    listed = Listed(TIME)
+    listed, homes = Listed(TIME), cache(lambda: (metastore.database(table.db).location, warehouse_of(metastore)))
     for batch in metastore.all_partitions(table.db, table.name):
         for partition in batch:
             name = partition_name(table.partition_keys, partition.values)
+            if partition.location and is_local(partition.location) and is_on_nodes(partition.location, *homes()):
+                listed.ignore(f"{name}: {ON_NODES}")
+                continue
             found = located(partition.location).child() if partition.location else None
             if found is None or found.mtime is None:
                 listed.ignore(f"{name} has no directory with a modification time")

@@ -437,7 +437,8 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
         """Returns the items with files and bytes to remove, if they are required."""
         if not self.rehearses and self.limits.max_bytes is None:
             return batch
-        sizes = iter(measured([item.removal for item in batch if item.moves_data], self.runtime.engines))
+        moving = [item.removal for item in batch if item.moves_data]
+        sizes = iter(measured(moving, self.runtime.engines, self.live))
         return [msgspec.structs.replace(item, removal=next(sizes)) if item.moves_data else item for item in batch]
 
     def _judged(self, batch: list[PlannedItem]) -> tuple[list[PlannedItem], list[Refusal]]:

@@ -16,10 +16,11 @@ from cmroot.errors import Error
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
 from replicator.core.connections import GatewayConfig, MetastoreConfig
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.not_replicated import NotReplicated, Report, merged
 from replicator.core.policy import Policy, same_metastore
 from replicator.errors import FormatError
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import MetastoreReader, warehouse_of
 from replicator.metastore.events.notification_log import change_manager
 from replicator.metastore.events.scope import Patterns, newest_event, read_reach
 from replicator.metastore.thrift import ThriftMetastore
@@ -303,12 +304,18 @@ class _Check:
     def _locations(self, direction: _Direction) -> list[str]:
         """Returns the locations of the databases, and of some tables of each: more would take as long as a capture."""
         patterns = Patterns.parse(self.policy.include, self.policy.exclude)
-        found = []
+        found, foreign = [], list[str]()
         for pair in direction.pairs:
             if pair.source is None or not pair.matches:
                 continue
             names = [name for name in direction.source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
             tables = [table for table in direction.source.tables(pair.name, names) if not table.is_view]
-            found += [table.location for table in tables if table.location]
-            found += [pair.source.location] if pair.source.location else []
+            homes = (pair.source.location, warehouse_of(direction.source))
+            located = [(table.name, table.location) for table in tables if table.location]
+            foreign += [f"{pair.name}.{name}" for name, place in located if is_on_nodes(place, *homes)]
+            found += [place for _, place in located if not is_on_nodes(place, *homes)]
+            found += [home for home in homes[:1] if home and not is_on_nodes(home, homes[1])]
+        if foreign:
+            hint = "captures do not read them: move their data to the filesystem of the warehouse"
+            self.findings.append(Finding("locations", "warning", f"{', '.join(foreign[:SAMPLE])}: {ON_NODES}", hint))
         return found
