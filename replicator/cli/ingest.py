@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -75,7 +75,8 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
     """Run a controller, which processes jobs. Any number may run; if one is killed, another continues its jobs.
 
-    Exit 3 if a job failed or a message was not delivered; a later run retries them automatically where possible.
+    Exit 3 if a job failed or a message was not delivered; a later run retries them automatically where possible. Also
+    if a landing table has fewer rows than its source, or may miss rows of transactions that commit late.
 
     \b
     Example:
@@ -89,6 +90,8 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
     lines = [
         ("jobs", f"{done.done} done, {done.failed} failed, {done.lost} taken over"),
         ("landed", f"{count_text(done.rows, 'row')}, {size_text(done.bytes)}"),
+        ("missing", done.missing),
+        ("may miss rows", done.unguarded),
         ("not delivered", count_text(done.undelivered, "message") if done.undelivered else None),
     ]
     emit(done, as_json, aligned(lines))
@@ -224,6 +227,29 @@ def drop_zone(session: Session, /, as_json: bool) -> int:
     return 0
 
 
+def _late(facts: Mapping[str, Any]) -> str | None:
+    """Returns how rows are landed that become visible after greater values of the watermark."""
+    late = facts.get("late", {})
+    ways = {
+        "transactions": "up to the oldest running transaction",
+        "overlap": "read again, and landed once by their key",
+        "declared": "declared not to occur",
+        "none": f"may be missed: {late.get('why', '')}",
+    }
+    waits = ""
+    if late.get("held_back"):
+        waits = f"; {count_text(late['held_back'], 'row')} wait for {', '.join(late['held_by'])}"
+    return ways[late["by"]] + waits if late else None
+
+
+def _compared(facts: Mapping[str, Any]) -> str | None:
+    counted = facts.get("counted", {})
+    if "landed" not in counted:
+        return None
+    rows = f"{counted['landed']:,} landed, {counted['source']:,} at the source up to {counted['until']}"
+    return f"{rows}, {counted['missing']:,} missing" if counted["missing"] else rows
+
+
 def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str]:
     job, request = found.job, found.request
     told = [f"{each.receiver}: {each.key}, {each.tries} tries {each.error}".rstrip() for each in undelivered]
@@ -240,6 +266,8 @@ def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str
         ("held by", job.holder or None),
         ("next try", time_text(job.due) if job.state == "failed" else None),
         ("landed", _landed(job)),
+        ("late rows", _late(found.facts)),
+        ("compared", _compared(found.facts)),
         ("event", job.event_id),
         ("cancelled by", job.cancelled_by or None),
         ("error", f"{job.error_text} ({job.error_kind})" if job.error_text else None),

@@ -75,8 +75,17 @@ class IngestRequestOptions(AsRequester):
         ),
     ] = "overwrite"
     watermark: Annotated[str | None, opt("Column whose values only grow.", metavar="COLUMN")] = None
+    late: Annotated[
+        str | None,
+        opt(
+            "How late a row may become visible after greater values of the watermark: rows of that time are read "
+            "again, and land once, by their key; 0s: never. Default: up to the oldest running transaction.",
+            metavar="DURATION",
+        ),
+    ] = None
     key: Annotated[
-        str | Sequence[str], opt("Column that identifies a row, for merge; repeatable.", metavar="COLUMN")
+        str | Sequence[str],
+        opt("Column that identifies a row, for merge, or append with --late; repeatable.", metavar="COLUMN"),
     ] = ()
     split_column: Annotated[
         str | None, opt("Read in ranges of this column; default: the first of the primary key.", metavar="COLUMN")
@@ -102,6 +111,7 @@ class IngestRequestOptions(AsRequester):
             table=name,
             mode=self.mode,
             watermark=self.watermark,
+            late=self.late,
             key=(self.key,) if isinstance(self.key, str) else tuple(self.key),
             split=Split(column=self.split_column, readers=self.readers),
             format=self.format,

@@ -71,9 +71,10 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: of jobs, a database URL; None: that of `[service]`. slots: concurrent jobs of all controllers; share: of the
     slots that one asset may use. lease: how long a job remains assigned to a controller that has disappeared. expire: a
     job that fails for so long, or `attempts` times, is aborted. log: the table of all state changes, "db.table". pool:
-    of Spark's fair scheduler, in which all ingestion runs. notify: receivers of notifications. classes: by
-    classification, the defaults of its assets. replicating: not a key of the file: the policies whose source is
-    `metastore`."""
+    of Spark's fair scheduler, in which all ingestion runs. ahead: how far the greatest watermark may be ahead of this
+    machine's clock. recount: how often the numbers of landed rows and of the source's rows are compared. notify:
+    receivers of notifications. classes: by classification, the defaults of its assets. replicating: not a key of the
+    file: the policies whose source is `metastore`."""
 
     metastore: str = ""
     landing: str = ""
@@ -85,6 +86,8 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempts: int = 100
     log: str = "governance.ingestion_log"
     pool: str = "ingestion"
+    ahead: str = "1d"
+    recount: str = "1d"
     sources: dict[str, SourceConfig] = {}
     notify: NotifyConfig = NotifyConfig()
     classes: dict[Literal["public", "internal", "confidential", "personal"], ClassConfig] = {}
@@ -117,7 +120,7 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
         raise ConfigError("ingestion.share: is not between 0 and 1")
     if ingestion.attempts < 1:
         raise ConfigError("ingestion.attempts: is less than 1")
-    for key, example in (("expire", "7d"), ("lease", "60s")):
+    for key, example in (("expire", "7d"), ("lease", "60s"), ("ahead", "1d"), ("recount", "1d")):
         try:
             found = parse_duration(getattr(ingestion, key))
         except ValueError as error:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +30,9 @@ from replicator.errors import Error, Fenced
 from replicator.ingestion.ingestion_request import Claimed, check_approved, with_class
 from replicator.ingestion.job_answers import failure_of
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.landing.landing_log import Work, append, is_there
-from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
+from replicator.ingestion.landing.increments import lacking, unguarded
+from replicator.ingestion.landing.landing_log import Work, append, discard, is_there
+from replicator.ingestion.landing.landing_steps import STEPS, remaining
 from replicator.ingestion.notices import Undelivered
 from replicator.metastore.client import Metastore
 
@@ -53,8 +54,9 @@ log = logging.getLogger(__name__)
 @dataclass
 class Worked(Report):
     """The result of a run. done: jobs that this controller completed; failed: attempts that failed; lost: jobs that
-    another controller took over. errors: texts of the most recent failures, one each. undelivered: messages, of all
-    jobs, that have not been delivered to their receivers yet."""
+    another controller took over. errors: texts of the most recent failures, one each. missing: landing tables with
+    fewer rows than their source. unguarded: landing tables that may miss rows of transactions that commit late, with
+    the reason. undelivered: messages, of all jobs, that have not been delivered to their receivers yet."""
 
     status: str = "done"
     done: int = 0
@@ -63,7 +65,18 @@ class Worked(Report):
     rows: int = 0
     bytes: int = 0
     errors: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unguarded: list[str] = field(default_factory=list)
     undelivered: int = 0
+
+    def tell_rows(self, table: str, facts: Mapping[str, Any]) -> None:
+        """Adds a landing table that lacks rows of its source, or that may."""
+        if told := lacking(facts, table):
+            self.missing = [*self.missing[-99:], told]
+        if told := unguarded(facts):
+            self.unguarded = [*self.unguarded[-99:], f"{table}: {told}"]
+        if self.missing or self.unguarded:
+            self.status = "partial"
 
     def tell_undelivered(self, messages: Sequence[Undelivered]) -> None:
         """Adds a line per receiver with undelivered messages to `errors`. A message that was never tried belongs to
@@ -203,6 +216,7 @@ class Controller:
             self.worked.done += 1
             self.worked.rows += facts["rows"]
             self.worked.bytes += facts["bytes"]
+            self.worked.tell_rows(".".join(claimed.request.target), facts)
 
     def _failed(self, claimed: Claimed, work: Work | None, error: Exception) -> None:
         """Records the failure; deletes copies of a job that waits for another request. If the store is unavailable, the

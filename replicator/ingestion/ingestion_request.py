@@ -92,7 +92,8 @@ class Split(Value, frozen=True, omit_defaults=True):
 class Request(Value, frozen=True, omit_defaults=True):
     """A request to land a table. schema, table: at the source. mode: overwrite: all rows, replacing the existing ones;
     append: rows whose `watermark` is greater than all landed values, as a partition of their own; merge: these rows,
-    replacing rows with the same `key`."""
+    replacing rows with the same `key`. late: how long after greater values of the watermark a row may become visible,
+    as a duration: rows of that time are read again; "0s": never; None: running transactions of the source tell."""
 
     asset: str
     source: str
@@ -100,6 +101,7 @@ class Request(Value, frozen=True, omit_defaults=True):
     table: str
     mode: Mode = "overwrite"
     watermark: str | None = None
+    late: str | None = None
     key: tuple[str, ...] = ()
     split: Split = Split()
     format: Format = "parquet"

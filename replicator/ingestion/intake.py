@@ -144,13 +144,24 @@ def _check_mode(request: Request) -> None:
         raise UsageError(
             f"{about}: mode overwrite reads all rows, whatever the watermark", hint="append or merge use one"
         )
-    if request.mode != "merge" and request.key:
+    if request.late is not None:
+        _check_late(request)
+    elif request.mode != "merge" and request.key:
         raise UsageError(f"{about}: mode {request.mode} does not use a key", hint="mode merge does")
+
+
+def _check_late(request: Request) -> None:
+    if request.watermark is None:
+        raise UsageError(f"{request.place}: late rows need a watermark", hint="without one, all rows are read")
+    try:
+        parse_duration(request.late or "")
+    except ValueError as error:
+        raise UsageError(f"{request.place}: late: {error}", hint="write a duration such as 10m") from error
 
 
 def _check_mode_of_files(request: Request) -> None:
     about = request.place
-    if request.watermark is not None or request.split != Split():
+    if request.watermark is not None or request.late is not None or request.split != Split():
         raise UsageError(f"{about}: files have no watermark and no ranges", hint="mode append lands new days")
     if request.mode == "merge" and not request.key:
         raise UsageError(f"{about}: mode merge requires a key", hint="name the columns that identify a row")

@@ -6,6 +6,7 @@ files with the same names. Corrections are new rows.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from replicator.errors import Error, ObjectExists, ObjectNotFound, UsageError
 from replicator.ingestion.ingestion_request import Asset, Claimed, PartRequest, Request
 from replicator.ingestion.landing.landing_schema import PREFIX, RowsRefused, landed_columns, marked, stored_as
 from replicator.ingestion.landing.publishing import columns_of, landing_of
+from replicator.ingestion.schema import places_of
 from replicator.metastore.client import Metastore
 
 # ---- landing work ----------------------------------------------------------------------------------------------------
@@ -68,7 +70,8 @@ class Work:
     @property
     def settles(self) -> bool:
         """True if rows are transformed between copy and publication."""
-        return self.request.mode == "merge" or bool(self.asset.erasure_ids and self.asset.erasure_column)
+        overlaps = self.request.mode == "append" and self.request.late is not None
+        return self.request.mode == "merge" or overlaps or bool(self.asset.erasure_ids and self.asset.erasure_column)
 
     @property
     def source(self) -> SourceConfig:
@@ -114,6 +117,60 @@ def columns_for(work: Work, found: Sequence[Column]) -> list[list[str]]:
             raise RowsRefused(told, hint=f"it has {', '.join(sorted(names))}")
     table = landing_of(work.metastore, work.asset, work.request)
     return [[column.name, column.type] for column in columns_of(table, wanted, work.request)]
+
+
+# ---- cleaning --------------------------------------------------------------------------------------------------------
+
+
+_OF_A_CLAIM = re.compile(r"(?:v|(in|st))-(?P<job>\d+)-\d+(?(1)(?:-\d+)?)")
+"""Directories that are written only by steps before the publication."""
+
+
+def clean(work: Work, facts: Facts) -> Facts:
+    """Deletes directories of this job's other claims, and of earlier jobs of this table that have ended: copies that
+    were never published, including those of holders that resumed late. Directories that may have been published are
+    left to housekeeping."""
+    mine = frozenset(places_of(facts))
+    _remove(work, lambda job: mine if job == work.claimed.job else work.kept(job) if job < work.claimed.job else None)
+    return {}
+
+
+def discard(work: Work) -> None:
+    """Deletes all directories of a job that ends before its publication."""
+    _remove(work, lambda job: frozenset() if job == work.claimed.job else None)
+
+
+def _remove(work: Work, kept: Callable[[int], frozenset[str] | None]) -> None:
+    """Deletes directories of the table, and of the tables into which its rows were flattened. kept: directories of a
+    job to retain; None: all. Locations of a table or a partition are always retained: another store, such as a lost
+    one, may have had jobs with the same numbers."""
+    own = Place(work.home)
+    homes = [own]
+    if work.source.path and own.parent.exists():
+        homes += [own.parent / name for name in own.parent.list() if name.startswith(f"{own.name}__")]
+    for home in homes:
+        left = [home / name for name in home.list() if _is_left(home / name, kept)]
+        used = _used(work.metastore, work.request.target[0], home.name) if left else []
+        for place in left:
+            if not any(each == place or each.is_below(place) for each in used):
+                place.remove_tree()
+
+
+def _is_left(place: Place, kept: Callable[[int], frozenset[str] | None]) -> bool:
+    found = _OF_A_CLAIM.fullmatch(place.name)
+    stay = kept(int(found["job"])) if found else None
+    return stay is not None and place not in map(Place, stay)
+
+
+def _used(metastore: Metastore, db: str, name: str) -> list[Place]:
+    """Returns the locations of a table's rows according to the metastore."""
+    try:
+        table = metastore.table(db, name)
+    except ObjectNotFound:
+        return []
+    some = metastore.all_partitions(db, name) if table.is_partitioned else ()
+    locations = [table.location, *(part.location for parts in some for part in parts)]
+    return [Place(each) for each in locations if each]
 
 
 # ---- landing log -----------------------------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -17,8 +15,7 @@ from replicator.core.model import EXTERNAL, FOREIGN_KEY, PRIMARY_KEY, Column, Co
 from replicator.core.text import parse_duration
 from replicator.errors import Error, MetastoreError, ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Format, Request, SchemaPolicy
-from replicator.ingestion.reading.source import SourceDatabase
-from replicator.ingestion.reading.source_table import SourceColumn, SourceTable
+from replicator.ingestion.reading.source_table import SourceTable
 from replicator.lifecycle.housekeeping.settings import REMOVE_EXPIRED, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD
 from replicator.lifecycle.purge.swapping import PURGED, WRITTEN
 from replicator.metastore.client import Metastore
@@ -337,51 +334,3 @@ def _kept(table: Table, remembered: Mapping[str, Any]) -> str | None:
     since = table.parameters.get(SINCE, "")
     is_of_it = remembered.get("job", 0) >= (int(since) if since.isdecimal() else 0)
     return remembered.get("watermark") if is_of_it else None
-
-
-AHEAD = timedelta(days=1)
-"""How far a time may be ahead of this machine's clock: the source's zone and clock may differ."""
-
-
-def _beyond(column: SourceColumn, text: str, now: float) -> str:
-    """Returns why the text of a date or time is no bound for later rows, or ""."""
-    if not column.type.startswith(("date", "timestamp")):
-        return ""
-    match = re.match(r"(\d{4,6})-(\d\d)-(\d\d)", text)
-    if match is None or "00" in match.groups()[1:]:
-        return "which is no date"
-    latest = datetime.fromtimestamp(now, UTC) + AHEAD
-    return "which is in the future" if tuple(map(int, match.groups())) > latest.timetuple()[:3] else ""
-
-
-def window(database: SourceDatabase, table: SourceTable, request: Request, low: str | None) -> tuple[str, str | None]:
-    """Returns a condition for new rows, and the greatest value among them; None: there are none. A merge reads rows
-    with the value `low` again, because rows may have been added with it since, and duplicates are resolved by key.
-    Raises RowsRefused for rows without a value, which would never be read, and for a greatest value after which none
-    would."""
-    assert request.watermark
-    column = table.column(request.watermark)
-    name = column.name
-    if re.match(r"(enum|set)\(", column.source_type, re.IGNORECASE):
-        raise RowsRefused(
-            f"the watermark {name} of {table.schema}.{table.name} is {column.source_type[:60]}: its greatest value is"
-            " not that of the newest row",
-            hint="choose a number or a time that grows with each row",
-        )
-    if nulls := database.nulls(table, name):
-        raise RowsRefused(
-            f"{nulls} rows of {table.schema}.{table.name} have NULL in the watermark {name}: they would never land",
-            hint="choose a column without NULL, or request mode overwrite",
-        )
-    after = database.after(table, name, low, same=request.mode == "merge") if low else ""
-    high = database.greatest(table, name, after)
-    if high is None:
-        return after, None
-    if why := _beyond(column, high, time.time()):
-        raise RowsRefused(
-            f"the greatest watermark {name} of {table.schema}.{table.name} is {high[:40]}, {why}: rows with present"
-            " times would never land after it",
-            hint="correct the row at the source, land a view without such rows, or choose another watermark",
-        )
-    until = f"NOT ({database.after(table, name, high)})"  # rows added concurrently are read by the next job
-    return f"({after}) AND {until}" if after else until, high

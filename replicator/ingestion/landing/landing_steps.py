@@ -10,8 +10,8 @@ clean      deletes directories of earlier claims of this job
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,26 @@ import msgspec
 
 from cmroot.store.place import Place, parent
 from replicator.core.model import Column
-from replicator.core.text import SETTINGS, quoted_name, scalar_type
-from replicator.errors import ObjectNotFound
+from replicator.core.text import SETTINGS, parse_duration, quoted_name, scalar_type
 from replicator.ingestion.drop_directory import DAY
 from replicator.ingestion.file_description import PARENT, ROW
 from replicator.ingestion.ingestion_request import Asset, Format, check_scope
 from replicator.ingestion.landing.file_steps import copy_files, look_at_files, publish_days, written
-from replicator.ingestion.landing.landing_log import CopyDiffers, Facts, Work, columns_for, grant, sizes_of
+from replicator.ingestion.landing.increments import (
+    Bounds,
+    bounds,
+    compared,
+    is_due,
+    key_of,
+    landed_rows,
+    merged,
+    partitions_since,
+    source_count,
+    waiting_rows,
+    window,
+    without_landed,
+)
+from replicator.ingestion.landing.landing_log import CopyDiffers, Facts, Work, clean, columns_for, grant, sizes_of
 from replicator.ingestion.landing.landing_schema import (
     RowsRefused,
     constraints_of,
@@ -35,16 +48,13 @@ from replicator.ingestion.landing.landing_schema import (
     landed_until,
     schema_hash,
     watermark_text,
-    window,
 )
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, landing_of, make_database, publish
 from replicator.ingestion.reading.figures import Figures, differences, landed_figures
-from replicator.ingestion.reading.source import opened
+from replicator.ingestion.reading.source import SourceDatabase, opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
-from replicator.ingestion.schema import places_of
 from replicator.lifecycle.purge.ids import hadoop_place, split_ids, value_of
-from replicator.metastore.client import Metastore
 
 # ---- settling: copied rows as those to be published ------------------------------------------------------------------
 
@@ -77,20 +87,6 @@ def read(session: Any, place: str, format: Format, columns: Sequence[Column]) ->
             for column in columns
         )
     )
-
-
-def merged(base: Any, increment: Any, key: Sequence[str]) -> Any:
-    """Returns the base's rows except those whose key is in the increment, and the increment's rows. Raises RowsRefused
-    if a key in the increment is null or not unique: it would be ambiguous which row counts."""
-    names = [quoted_name(each.lower()) for each in key]
-    null = increment.where(" OR ".join(f"{name} IS NULL" for name in names)).limit(1).count()
-    if null:
-        raise RowsRefused(f"rows have NULL in the key ({', '.join(key)})", hint="request a key without NULL")
-    keys = increment.selectExpr(f"struct({', '.join(names)}) AS key")
-    if keys.groupBy("key").count().where("count > 1").limit(1).count():
-        raise RowsRefused(f"the key ({', '.join(key)}) is not unique in the source", hint="request the primary key")
-    kept = base.join(increment.selectExpr(*names), [each.lower() for each in key], "left_anti")
-    return kept.select(*map(quoted_name, base.columns)).unionByName(increment)
 
 
 def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Column]) -> tuple[Any, Erased]:
@@ -130,10 +126,6 @@ SETTLED = 900.0
 
 ATTEMPTS = 3
 """Maximum number of merges of an increment into a table that is replaced concurrently."""
-
-
-_OF_A_CLAIM = re.compile(r"(?:v|(in|st))-(?P<job>\d+)-\d+(?(1)(?:-\d+)?)")
-"""Directories that are written only by steps before the publication."""
 
 
 def describe(work: Work, facts: Facts) -> Facts:
@@ -176,15 +168,20 @@ def _copy_table(work: Work, end: str = "") -> Facts:
     request, source = work.request, work.source
     directory = work.directory("in" if work.settles else "v") + end
     began = time.time()
-    with (
-        opened(work.session, request.source, source) as database,
-        database.snapshot(request.schema, request.table) as snapshot,
-    ):
+    with opened(work.session, request.source, source) as database, contextlib.ExitStack() as stack:
+        bounded = _bounds(work, database)
+        snapshot = stack.enter_context(database.snapshot(request.schema, request.table))
         table = database.table(request.schema, request.table)
         columns = _columns_of(work, table)  # it may have changed since it was described
         landing = landing_of(work.metastore, work.asset, request)
         low = landed_until(work.metastore, landing, request, _named(columns), work.claimed.job, work.remembered)
-        where, high = window(database, table, request, low) if request.watermark else ("", None)
+        where, high, more = "", None, Facts()
+        if bounded is not None:
+            where, high = window(database, table, request, low, bounded, parse_duration(work.config.ahead))
+            more["late"] = msgspec.to_builtins(waiting_rows(database, table, request, bounded))
+            more["counted"] = work.remembered.get("counted", {})
+            if is_due(more["counted"], work.config.recount):
+                more["counted"] = source_count(database, table, request, high or low)
         ranges = database.ranges(table, request.split, source.readers, where)
         frame = database.frame(table, ranges, snapshot, where)
         given = {name.lower(): name for name in frame.columns}
@@ -210,7 +207,18 @@ def _copy_table(work: Work, end: str = "") -> Facts:
         "low": low,
         "watermark": watermark_text(request, high or low),
         "copy_seconds": round(time.time() - began, 3),
+        **more,
     }
+
+
+def _bounds(work: Work, database: SourceDatabase) -> Bounds | None:
+    """Returns the bounds of an increment; None: all rows are read. Called before the snapshot: it has the rows of
+    transactions that end until then."""
+    request = work.request
+    if request.watermark is None:
+        return None
+    table = database.table(request.schema, request.table)
+    return bounds(database, table, request, work.claimed.job, work.remembered.get("late", {}))
 
 
 def verify(work: Work, facts: Facts) -> Facts:
@@ -275,6 +283,8 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
         before = without_erased(work.session, before, work.asset, columns)[0] if before is not None else None
     if work.request.mode == "merge":
         rows = merged(before if before is not None else rows.limit(0), rows, work.request.key)
+    if work.request.mode == "append" and facts.get("late", {}).get("by") == "overlap":
+        rows = _without_landed(work, facts, rows)
     done = {**_arrived(work, facts, rows, end), "base": base, "settled": time.time(), **erased}
     parts: dict[str, Facts] = {}
     for name, part in came.items():  # parents first
@@ -288,6 +298,20 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
             done["erased_rows"] += belonging - kept.count()
         parts[name] = {**part, **_arrived(work.part(name), part, kept, end)}
     return {**done, **_with(parts)}
+
+
+def _without_landed(work: Work, facts: Facts, rows: Any) -> Any:
+    """Returns rows, some of which were read again, without those whose key has landed. Reads only partitions of jobs
+    since the one at whose mark the overlap begins."""
+    key = key_of(work.request, msgspec.convert(facts["source"], SourceTable))
+    landing = landing_of(work.metastore, work.asset, work.request)
+    places = partitions_since(work.metastore, landing, facts["late"].get("since", 0), work.claimed.job)
+    if not places:
+        return rows
+    types = {column.name: column.type for column in _columns(facts)}
+    schema = ", ".join(f"{quoted_name(name)} {types[name]}" for name in key)
+    landed = work.session.read.schema(schema).format(work.request.format).load([*map(hadoop_place, places)])
+    return without_landed(rows, landed, key)
 
 
 def _as_they_came(facts: Facts) -> Facts:
@@ -373,6 +397,8 @@ def _published(work: Work, facts: Facts) -> Facts:
         done = publish_days(work.metastore, work.asset, work.request, landed, facts["days"])
     else:
         done = publish(work.metastore, work.asset, work.request, landed)
+    if "source" in (counted := facts.get("counted", {})) and "landed" not in counted:
+        facts = {**facts, "counted": compared(counted, landed_rows(work.metastore, work.request))}
     said = schema_hash(columns, work.request.format, work.request.mode == "append")
     found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
     found["sealed"] = work.request.mode != "append"  # append tables are sealed once, on creation
@@ -392,53 +418,6 @@ def grant_reading(work: Work, facts: Facts) -> Facts:
     for name, part in facts.get("parts", {}).items():
         grant_reading(work.part(name), part)
     return {"granted": granted, "consumers": list(asset.consumers)}
-
-
-def clean(work: Work, facts: Facts) -> Facts:
-    """Deletes directories of this job's other claims, and of earlier jobs of this table that have ended: copies that
-    were never published, including those of holders that resumed late. Directories that may have been published are
-    left to housekeeping."""
-    mine = frozenset(places_of(facts))
-    _remove(work, lambda job: mine if job == work.claimed.job else work.kept(job) if job < work.claimed.job else None)
-    return {}
-
-
-def discard(work: Work) -> None:
-    """Deletes all directories of a job that ends before its publication."""
-    _remove(work, lambda job: frozenset() if job == work.claimed.job else None)
-
-
-def _remove(work: Work, kept: Callable[[int], frozenset[str] | None]) -> None:
-    """Deletes directories of the table, and of the tables into which its rows were flattened. kept: directories of a
-    job to retain; None: all. Locations of a table or a partition are always retained: another store, such as a lost
-    one, may have had jobs with the same numbers."""
-    own = Place(work.home)
-    homes = [own]
-    if work.source.path and own.parent.exists():
-        homes += [own.parent / name for name in own.parent.list() if name.startswith(f"{own.name}__")]
-    for home in homes:
-        left = [home / name for name in home.list() if _is_left(home / name, kept)]
-        used = _used(work.metastore, work.request.target[0], home.name) if left else []
-        for place in left:
-            if not any(each == place or each.is_below(place) for each in used):
-                place.remove_tree()
-
-
-def _is_left(place: Place, kept: Callable[[int], frozenset[str] | None]) -> bool:
-    found = _OF_A_CLAIM.fullmatch(place.name)
-    stay = kept(int(found["job"])) if found else None
-    return stay is not None and place not in map(Place, stay)
-
-
-def _used(metastore: Metastore, db: str, name: str) -> list[Place]:
-    """Returns the locations of a table's rows according to the metastore."""
-    try:
-        table = metastore.table(db, name)
-    except ObjectNotFound:
-        return []
-    some = metastore.all_partitions(db, name) if table.is_partitioned else ()
-    locations = [table.location, *(part.location for parts in some for part in parts)]
-    return [Place(each) for each in locations if each]
 
 
 STEPS: Mapping[str, Callable[[Work, Facts], Facts]] = {

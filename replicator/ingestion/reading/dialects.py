@@ -126,6 +126,7 @@ class PostgresDialect:
             foreign_keys=tuple(foreign),
             kind="table" if table else "view",
             pages=int(pages or 0),
+            is_foreign=kind == "f",
         )
 
     def _column(self, row: Row) -> SourceColumn:

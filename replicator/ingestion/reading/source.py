@@ -162,8 +162,12 @@ class SourceDatabase:
 
     def nulls(self, table: SourceTable, column: str) -> int:
         """Returns the number of rows of the entire table without a value in a column."""
-        own, place = self.dialect.name(table.column(column).name), self.dialect.name(table.schema, table.name)
-        return int(self.control.rows(f"SELECT count(*) FROM {place} WHERE {own} IS NULL")[0][0] or 0)
+        return self.count(table, f"{self.dialect.name(table.column(column).name)} IS NULL")
+
+    def count(self, table: SourceTable, where: str = "") -> int:
+        """Returns the number of rows that meet a condition; of all rows without one."""
+        place = self.dialect.name(table.schema, table.name) + (f" WHERE ({where})" if where else "")
+        return int(self.control.rows(f"SELECT count(*) FROM {place}")[0][0] or 0)
 
     def after(self, table: SourceTable, column: str, value: str, *, same: bool = False) -> str:
         """Returns a condition for `where`: rows whose column is greater than `value`. same: or equal to it."""

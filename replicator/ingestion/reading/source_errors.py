@@ -176,11 +176,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Patience:
     """Timeouts in seconds. login: for a connection; lock: for a lock held by others; answer: for the first rows of a
-    query, also if the database stops responding."""
+    query, also if the database stops responding; open: for running transactions, before rows above their begin have to
+    wait for the next job."""
 
     login: int = 30
     lock: int = 60
     answer: int = 3600
+    open: int = 5
 
 
 class Control:

@@ -46,7 +46,7 @@ class ForeignKey(Value, frozen=True):
 
 class SourceTable(Value, frozen=True, omit_defaults=True):
     """kind: table or view (whose rows have no address). pages: of the table, if the source provides it. unique: sets of
-    columns, except for the primary key."""
+    columns, except for the primary key. is_foreign: the rows are those of another server."""
 
     schema: str
     name: str
@@ -56,6 +56,7 @@ class SourceTable(Value, frozen=True, omit_defaults=True):
     foreign_keys: tuple[ForeignKey, ...] = ()
     kind: str = "table"
     pages: int = 0
+    is_foreign: bool = False
 
     def column(self, name: str) -> SourceColumn:
         """Returns a column by its name, or by a unique case-insensitive match. Raises SourceMissing."""

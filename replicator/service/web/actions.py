@@ -222,6 +222,7 @@ class LandingAsk(Ask):
     readers: Annotated[int | None, Field(ge=1, le=READERS)] = None
     format: Format = "parquet"
     schema_policy: SchemaPolicy = "fail"
+    late: Quantity | None = None
     note: Words = ""
 
 

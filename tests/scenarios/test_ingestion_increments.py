@@ -1,0 +1,222 @@
+"""Increments of real databases: rows that become visible after greater values of the watermark have landed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mariadb
+import psycopg
+import pytest
+from mariadb import MariaDb
+from postgres import Postgres
+from purges import Warehouse
+from test_ingestion import Landing
+
+import replicator
+from replicator.errors import UsageError
+from replicator.ingestion.landing import landing_steps
+from replicator.ingestion.landing.increments import Mark, OpenTransactions
+from replicator.ingestion.reading import source
+
+pytestmark = pytest.mark.removals
+
+APPEND: dict[str, Any] = {"mode": "append", "watermark": "id"}
+
+
+@pytest.fixture
+def landing(
+    postgres: Postgres, warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Landing]:
+    """A landing that does not wait for running transactions."""
+    impatient = source.Patience(open=0)
+    monkeypatch.setattr(landing_steps, "opened", lambda *given: source.opened(*given, impatient))
+    made = Landing(postgres, warehouse, tmp_path)
+    yield made
+    made.source.close()
+
+
+def facts(landing: Landing) -> dict[str, Any]:
+    """Those of the newest job."""
+    (job, *_) = replicator.ingest_ls(config=landing.config).jobs
+    return dict(replicator.ingest_show(job.job, config=landing.config).detail.facts)
+
+
+def ids(landing: Landing, table: str) -> list[Any]:
+    return sorted(row[0] for row in landing.rows(table))
+
+
+def test_a_row_whose_transaction_commits_last_lands_in_its_turn(landing: Landing) -> None:
+    landing.sql("CREATE TABLE log (id serial PRIMARY KEY, v text)")
+    landing.sql("CREATE TABLE times (id int PRIMARY KEY, at timestamptz DEFAULT now())")
+    landing.create_asset()
+    with psycopg.connect(landing.url) as open_one:
+        open_one.execute("INSERT INTO log (v) VALUES ('one')")
+        open_one.execute("INSERT INTO times VALUES (1)")
+        landing.sql("INSERT INTO log (v) VALUES ('two')")
+        landing.sql("INSERT INTO times VALUES (2)")
+        landing.request("times", mode="merge", key="id", watermark="at")
+        landing.request("log", **APPEND)
+
+        assert landing.run().status == "done"
+
+        assert (ids(landing, "log"), ids(landing, "times")) == ([], []), "they may not be complete"
+        late = facts(landing)["late"]
+        assert (late["by"], late["held_back"], len(late["held_by"])) == ("transactions", 1, 1), late
+        open_one.commit()
+    landing.request("times", mode="merge", key="id", watermark="at")
+    landing.request("log", **APPEND)
+    done = landing.run()
+    assert (done.status, done.rows) == ("done", 4), done
+    assert (ids(landing, "log"), ids(landing, "times")) == ([1, 2], [1, 2])
+    assert facts(landing)["counted"]["missing"] == 0
+
+
+def test_rows_before_the_oldest_running_transaction_land(landing: Landing) -> None:
+    """And readers, drawn numbers and prepared transactions are told apart."""
+    landing.sql("CREATE TABLE log (id serial PRIMARY KEY, v text)")
+    landing.sql("INSERT INTO log (v) VALUES ('one')")
+    landing.create_asset()
+    assert landing.land("log", **APPEND).rows == 1
+    with psycopg.connect(landing.url) as reads, psycopg.connect(landing.url) as draws:
+        reads.execute("SELECT * FROM log")
+        landing.sql("INSERT INTO log (v) VALUES ('two')")
+        assert landing.land("log", **APPEND).rows == 1, "who only reads draws no number"
+        (drawn,) = draws.execute("SELECT nextval('log_id_seq')").fetchone() or ()
+        landing.sql("INSERT INTO log (v) VALUES ('four')")
+        assert landing.land("log", **APPEND).rows == 0
+        draws.execute("INSERT INTO log VALUES (%s, 'three')", (drawn,))
+        draws.commit()
+        with psycopg.connect(landing.url) as later:
+            later.execute("INSERT INTO log (v) VALUES ('five')")
+            landing.sql("INSERT INTO log (v) VALUES ('six')")
+            assert landing.land("log", **APPEND).rows == 2, "up to the mark of the landing before"
+            assert ids(landing, "log") == [1, 2, 3, 4]
+    assert landing.land("log", **APPEND).rows == 2
+    assert ids(landing, "log") == [1, 2, 3, 4, 5, 6]
+
+
+def of_mariadb(landing: Landing, server: MariaDb, monkeypatch: pytest.MonkeyPatch, user: str = "") -> str:
+    """Makes MariaDB the source, and returns its database."""
+    name = server.database()
+    monkeypatch.setenv("REPLICATOR_TEST_MARIADB", mariadb.PASSWORD)
+    given = {"url": server.url(name), "user": user or server.user, "password": "env:REPLICATOR_TEST_MARIADB"}
+    landing.config = landing.configured(sources={"crm": given}, recount="0s")
+    landing.create_asset()
+    return name
+
+
+def request(landing: Landing, db: str, table: str, **more: Any) -> Any:
+    replicator.ingest_request(f"crm:{db}.{table}", asset=landing.asset, config=landing.config, by="paul", **more)
+    return landing.run()
+
+
+def landed(landing: Landing, db: str, table: str) -> list[int]:
+    return [row[0] for row in landing.warehouse.sql(f"SELECT id FROM {landing.asset}_{db}.{table} ORDER BY id")]
+
+
+class Session:
+    """An open session of MariaDB's client."""
+
+    def __init__(self, server: MariaDb, db: str) -> None:
+        line = ["mariadb", "--no-defaults", f"--socket={server.socket}", "-uroot", "--batch", "-N", "--unbuffered", db]
+        self.process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def sql(self, text: str) -> None:
+        """Returns when the statements have been executed."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{text}; SELECT 'over';\n")
+        self.process.stdin.flush()
+        while self.process.stdout.readline().strip() != "over":
+            assert self.process.poll() is None
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def test_innodb_rows_of_transactions_that_commit_late_land(
+    landing: Landing, mariadb_server: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = of_mariadb(landing, mariadb_server, monkeypatch)
+    mariadb_server.sql("CREATE TABLE log (id int AUTO_INCREMENT PRIMARY KEY, v text)", db)
+    session = Session(mariadb_server, db)
+    session.sql("BEGIN; INSERT INTO log (v) VALUES ('one')")
+    mariadb_server.sql("INSERT INTO log (v) VALUES ('two')", db)
+
+    done = request(landing, db, "log", **APPEND)
+
+    assert (done.status, landed(landing, db, "log")) == ("done", []), done
+    session.sql("COMMIT")
+    session.close()
+    done = request(landing, db, "log", **APPEND)
+    assert (done.status, landed(landing, db, "log")) == ("done", [1, 2]), done
+
+
+def test_a_source_that_hides_its_transactions_is_named_and_counted(
+    landing: Landing, mariadb_server: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its rows are read again: then those of the past land, too."""
+    mariadb_server.sql(
+        f"CREATE USER IF NOT EXISTS few@'%' IDENTIFIED BY '{mariadb.PASSWORD.replace(chr(39), chr(39) * 2)}'"
+    )
+    db = of_mariadb(landing, mariadb_server, monkeypatch, "few")
+    mariadb_server.sql(
+        f"CREATE TABLE log (id int AUTO_INCREMENT PRIMARY KEY, v text); GRANT SELECT ON {db}.* TO few@'%'", db
+    )
+    session = Session(mariadb_server, db)
+    session.sql("BEGIN; INSERT INTO log (v) VALUES ('one')")
+    mariadb_server.sql("INSERT INTO log (v) VALUES ('two')", db)
+
+    done = request(landing, db, "log", **APPEND)
+
+    assert done.status == "partial" and "PROCESS" in done.unguarded[0], done
+    session.sql("COMMIT")
+    session.close()
+    done = request(landing, db, "log", **APPEND)
+    assert landed(landing, db, "log") == [2] and "1 of the source's 2 rows up to 2" in done.missing[0], done
+    done = request(landing, db, "log", late="10m", key="id", **APPEND)
+    assert (done.status, done.missing, landed(landing, db, "log")) == ("done", [], [1, 2]), done
+    mariadb_server.sql("INSERT INTO log (v) VALUES ('three')", db)
+    assert request(landing, db, "log", late="10m", key="id", **APPEND).status == "done"
+    assert landed(landing, db, "log") == [1, 2, 3], "each once"
+
+
+def test_rows_of_tables_without_a_key_are_not_read_again(landing: Landing) -> None:
+    landing.sql("CREATE TABLE log (id int, v text)")
+    landing.sql("INSERT INTO log VALUES (1, 'one')")
+    landing.create_asset()
+    refused = landing.land("log", late="10m", **APPEND)
+    assert refused.failed == 1 and "public.log has no primary key" in refused.errors[0], refused
+    assert landing.land("log", late="10m", key="id", **APPEND).rows == 1
+    landing.sql("INSERT INTO log VALUES (0, 'none'), (2, 'two')")
+    assert landing.land("log", late="10m", key="id", **APPEND).rows == 2
+    assert ids(landing, "log") == [0, 1, 2]
+    with pytest.raises(UsageError, match="late: "):
+        landing.request("log", late="soon", key="id", **APPEND)
+    with pytest.raises(UsageError, match="late rows need a watermark"):
+        landing.request("log", late="10m")
+
+
+def test_transactions_block_marks_until_they_have_surely_ended() -> None:
+    mark, on_standby = Mark("7", 0.0, 1, ("12-3/4",)), Mark("7", 0.0, 1, (), 100)
+    found = {
+        name: [each.block(mark), each.block(on_standby)]
+        for name, each in {
+            "the same": OpenTransactions(("12-3/4",)),
+            "another": OpenTransactions(("12-3/5",)),
+            "a prepared one, which has lost its name": OpenTransactions(("prepared 9",), prepared=True),
+            "older ones on a standby": OpenTransactions((), False, 99, 120),
+            "none that is older on a standby": OpenTransactions((), False, 100, 120),
+        }.items()
+    }
+    assert found == {
+        "the same": [True, True],
+        "another": [False, True],
+        "a prepared one, which has lost its name": [True, True],
+        "older ones on a standby": [True, True],
+        "none that is older on a standby": [True, False],
+    }
