@@ -21,7 +21,16 @@ from cmroot.store.local import Child
 from cmroot.store.place import Place, join, located, name_of
 from replicator.core.text import SETTINGS, parse_duration, quoted_name, quoted_text
 from replicator.errors import Error, SourceMissing, SourceRefused
-from replicator.ingestion.file_description import Days, Description, fitted, read_as, refuse_link, types_of
+from replicator.ingestion.file_description import (
+    Days,
+    Description,
+    Type,
+    digits,
+    fitted,
+    read_as,
+    refuse_link,
+    types_of,
+)
 from replicator.ingestion.reading.source_errors import give_drivers
 from replicator.lifecycle.purge.ids import hadoop_place
 
@@ -238,7 +247,89 @@ def _read(session: Any, places: list[str], description: Description) -> Any:
         texts = reader.schema(", ".join([*read, f"{CORRUPT} string"])).load(places)
         return fitted(texts, description, types, (CORRUPT, "_metadata"))
     rows = reader.load(places)
+    if description.format == "json":
+        return _exact(reader, places, rows, exact_texts=_is_utf8(description))
     return _with_values(session, rows, description) if description.format == "binary" else rows
+
+
+EXACT = "decimal(38,18)"
+"""The type of numbers that a double would round, as of `numeric` without digits in a database."""
+
+
+def _is_utf8(description: Description) -> bool:
+    """Returns True if Spark's reader of JSON can read the files without an encoding. With one, it reads a number as the
+    text of its double."""
+    return description.encoding.upper() in ("UTF-8", "US-ASCII")
+
+
+def _exact(reader: Any, places: list[str], rows: Any, *, exact_texts: bool) -> Any:
+    """Returns the rows of JSON with types by which no number is rounded: of a column whose inferred type has a double,
+    the doubles are `EXACT` if one of its numbers has more digits than a double, and texts if one does not fit that.
+    exact_texts: False: numbers cannot be read as exact texts, and all doubles are `EXACT`; sums are compared later."""
+    schema = rows.schema.jsonValue()
+    inferred = {each["name"]: each["type"] for each in schema["fields"]}
+    with_doubles = [name for name, type_ in inferred.items() if _retyped(type_, "string") != type_]
+    if not with_doubles:
+        return rows
+    if not exact_texts:
+        exact = {name: _retyped(type_, EXACT) for name, type_ in inferred.items()}
+        return reader.schema(_schema(rows, exact)).load(places)
+    read = {name: _retyped(type_, "string") for name, type_ in inferred.items()}
+    texts = reader.schema(_schema(rows, read)).load(places)
+    asked = [
+        f"count({_changed(quoted_name(name), inferred[name], kind, 0)})"
+        for name in with_doubles
+        for kind in ("double", EXACT)
+    ]
+    counts = texts.selectExpr(*asked).first()
+    wanted = dict(inferred)
+    for at, name in enumerate(with_doubles):
+        if counts[2 * at]:
+            wanted[name] = _retyped(inferred[name], "string" if counts[2 * at + 1] else EXACT)
+    return rows if wanted == inferred else reader.schema(_schema(rows, wanted)).load(places)
+
+
+def _schema(rows: Any, types: Mapping[str, Any]) -> Any:
+    """Returns the schema of rows with other types."""
+    found = rows.schema.jsonValue()
+    return type(rows.schema).fromJson(
+        {**found, "fields": [{**each, "type": types[each["name"]]} for each in found["fields"]]}
+    )
+
+
+def _retyped(type_: Type, number: str) -> Type:
+    """Returns a type, in Spark's JSON, with another one instead of each double."""
+    if isinstance(type_, str):
+        return number if type_ == "double" else type_
+    if type_["type"] == "struct":
+        fields = [{**each, "type": _retyped(each["type"], number)} for each in type_["fields"]]
+        return {**type_, "fields": fields}
+    return {**type_, "elementType": _retyped(type_["elementType"], number)}  # JSON has no maps
+
+
+def _changed(at: str, type_: Type, number: str, depth: int) -> str:
+    """Returns SQL for the first text at a path that another type than text would change; NULL: none."""
+    if isinstance(type_, str):
+        return f"CASE WHEN {_rounds(at, number)} THEN {at} END" if type_ == "double" else "CAST(NULL AS string)"
+    if type_["type"] == "struct":
+        fields = (
+            _changed(f"{at}.{quoted_name(each['name'])}", each["type"], number, depth) for each in type_["fields"]
+        )
+        return f"coalesce({', '.join(['CAST(NULL AS string)', *fields])})"
+    one = f"x{depth}"
+    each = f"transform({at}, {one} -> {_changed(one, type_['elementType'], number, depth + 1)})"
+    return f"get(filter({each}, {one} -> {one} IS NOT NULL), 0)"
+
+
+def _rounds(text: str, number: str) -> str:
+    """Returns SQL that is true if a number type would change the digits of a text. A double has any 15 digits."""
+    made = f"try_cast({text} AS {number})"
+    if number != "double":
+        return f"NOT {digits(text)} <=> {digits(f'CAST({made} AS string)')}"
+    return (
+        f"length({digits(text)}) > 15 OR NOT coalesce(abs({made}) < double('infinity'), {text} IS NULL)"
+        f" OR ({made} = 0 AND {digits(text)} <> '')"
+    )
 
 
 def _options(description: Description) -> dict[str, str]:
@@ -260,7 +351,8 @@ def _options(description: Description) -> dict[str, str]:
             "columnPruning": "false",  # else the number of fields is not checked
         }
     if description.format == "json":
-        return {**given, "multiLine": str(description.multiline).lower(), "encoding": description.encoding}
+        given["multiLine"] = str(description.multiline).lower()
+        return given if _is_utf8(description) else {**given, "encoding": description.encoding}
     return {**given, "rowTag": description.row} if description.format == "xml" else given
 
 

@@ -427,11 +427,11 @@ def _value(text: str, type_: str, column: FileColumn) -> str:
     if type_ in ("float", "double"):  # a number is finite
         return f"CASE WHEN ({text} RLIKE {_NUMBER}) = (abs({made}) < double('infinity')) THEN {made} END"
     if type_.startswith("decimal"):  # rounding changes the digits, regardless of the exponent
-        return f"CASE WHEN {_digits(text)} = {_digits(f'CAST({made} AS string)')} THEN {made} END"
+        return f"CASE WHEN {digits(text)} = {digits(f'CAST({made} AS string)')} THEN {made} END"
     return made
 
 
-def _digits(text: str) -> str:
+def digits(text: str) -> str:
     """Returns SQL for the digits of a number, without leading and trailing zeros."""
     return f"trim(BOTH '0' FROM regexp_replace({text}, {_NO_DIGIT}, ''))"
 

@@ -241,6 +241,34 @@ def test_days_land_when_they_are_closed_and_again_when_files_come_late(
     assert "elsewhere.json is not in a directory of a day" in dropping.land("clicks", **asked).errors[0]
 
 
+def test_numbers_of_json_without_a_declared_type_are_never_rounded(dropping: Dropping) -> None:
+    dropping.describe("numbers", format="json")
+    rows = [
+        '{"price": 1234567890123456.78, "mixed": 9007199254740993, "half": 0.5, "fine": {"parts": [1, 0.1]}}',
+        '{"price": 10, "mixed": 0.5, "half": 2e10, "fine": {"parts": [0.12345678901234567890123456789]}}',
+        '{"whole": 9007199254740993}',
+    ]
+    dropping.write("numbers", "a.json", "\n".join(rows))
+
+    assert dropping.land("numbers").status == "done"
+
+    shown = dropping.warehouse.sql(f"SELECT price, mixed, half, whole FROM {dropping.asset}_day.numbers ORDER BY price")
+    assert shown == [
+        (None, None, None, 9007199254740993),
+        (Decimal(10), Decimal("0.5"), 2e10, None),
+        (Decimal("1234567890123456.78"), Decimal(9007199254740993), 0.5, None),
+    ]
+    parts = dropping.warehouse.sql(f"SELECT value FROM {dropping.asset}_day.numbers__fine_parts")
+    assert sorted(parts) == [("0.1",), ("0.12345678901234567890123456789",), ("1",)]
+    declared = [{"name": "price", "type": "decimal(30,9)"}]
+    for table, encoding, columns in (("of_utf16", "UTF-16LE", []), ("declared", "UTF-8", declared)):
+        dropping.describe(table, format="json", encoding=encoding, multiline=True, columns=columns)
+        dropping.write(table, "a.json", '[{"price": 1234567890123456.78}]'.encode(encoding))
+        assert dropping.land(table).status == "done"
+        (row,) = dropping.warehouse.sql(f"SELECT price FROM {dropping.asset}_day.{table}")
+        assert row == (Decimal("1234567890123456.78"),)
+
+
 def test_each_format_is_read_and_compared(dropping: Dropping) -> None:
     rows = [{"id": number, "paid": Decimal(number) / 4} for number in range(100)]
     table = pa.Table.from_pylist(rows, pa.schema([("id", pa.int64()), ("paid", pa.decimal128(12, 2))]))
