@@ -18,7 +18,7 @@ from test_ingestion import Landing
 import replicator
 from replicator.errors import UsageError
 from replicator.ingestion.landing import landing_steps
-from replicator.ingestion.landing.increments import Mark, OpenTransactions
+from replicator.ingestion.landing.increments import Mark, OpenTransactions, match_of
 from replicator.ingestion.reading import source
 
 pytestmark = pytest.mark.removals
@@ -220,3 +220,74 @@ def test_transactions_block_marks_until_they_have_surely_ended() -> None:
         "older ones on a standby": [True, True],
         "none that is older on a standby": [True, False],
     }
+
+
+# ---- keys by the source's rules --------------------------------------------------------------------------------------
+
+
+def test_keys_are_merged_as_mariadb_compares_them(
+    landing: Landing, mariadb_server: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = of_mariadb(landing, mariadb_server, monkeypatch)
+    columns = "id int, k varchar(20) COLLATE utf8mb4_{} PRIMARY KEY"
+    mariadb_server.sql(f"CREATE TABLE people ({columns.format('general_ci')})", db)
+    mariadb_server.sql(f"CREATE TABLE exact ({columns.format('nopad_bin')})", db)
+    mariadb_server.sql(f"CREATE TABLE turkish ({columns.format('turkish_ci')})", db)
+    for name in ("people", "exact", "turkish"):
+        mariadb_server.sql(f"INSERT INTO {name} VALUES (1, 'ann'), (2, 'bob'), (3, 'eve')", db)
+    for name in ("people", "exact"):
+        assert request(landing, db, name, mode="merge", key="k").status == "done"
+        mariadb_server.sql(f"UPDATE {name} SET k = 'ANN' WHERE id = 1; UPDATE {name} SET k = 'bob ' WHERE id = 2", db)
+        assert request(landing, db, name, mode="merge", key="k").status == "done"
+
+    def shown(name: str) -> list[Any]:
+        return landing.warehouse.sql(f"SELECT id, k FROM {landing.asset}_{db}.{name} ORDER BY id, k")
+
+    assert shown("people") == [(1, "ANN"), (2, "bob "), (3, "eve")]
+    assert shown("exact") == [(1, "ANN"), (1, "ann"), (2, "bob"), (2, "bob "), (3, "eve")]
+    refused = request(landing, db, "turkish", mode="merge", key="k")
+    assert "utf8mb4_turkish_ci" in refused.errors[0], refused
+    mariadb_server.sql("INSERT INTO people VALUES (4, 'Zoë')", db)
+    refused = request(landing, db, "people", mode="merge", key="k")
+    assert "utf8mb4_general_ci" in refused.errors[0], refused
+    assert len(shown("people")) == 3
+
+
+def test_keys_are_merged_as_postgresql_compares_them(landing: Landing) -> None:
+    landing.sql("CREATE EXTENSION citext")
+    landing.sql("CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level1', deterministic = false)")
+    landing.sql("CREATE DOMAIN label AS citext")
+    landing.sql("CREATE TABLE people (id int, k label PRIMARY KEY)")
+    landing.sql("CREATE TABLE blind (id int, k text COLLATE blind PRIMARY KEY)")
+    landing.sql("INSERT INTO people VALUES (1, 'ann'), (2, 'bob')")
+    landing.sql("INSERT INTO blind VALUES (1, 'ann')")
+    landing.create_asset()
+    asked: dict[str, Any] = {"mode": "merge", "key": "k"}
+    assert landing.land("people", **asked).status == "done"
+    landing.sql("UPDATE people SET k = 'ANN' WHERE id = 1; UPDATE people SET k = 'bob ' WHERE id = 2")
+    assert landing.land("people", **asked).status == "done"
+    assert landing.rows("people") == [(1, "ANN"), (2, "bob "), (2, "bob")], "blanks count"
+    assert "the collation blind" in landing.land("blind", **asked).errors[0]
+
+
+def test_ascii_compares_in_all_simple_collations_of_mariadb_as_assumed(mariadb_server: MariaDb) -> None:
+    rows = mariadb_server.sql(
+        "SELECT FULL_COLLATION_NAME, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"
+    ).splitlines()
+    known = [row.split("\t") for row in rows if match_of(row.split("\t")[0])]
+    assert len(known) > 20
+    texts = [*map(chr, range(32, 127)), "a ", "A ", "ab", "aB", "ch", "Ch", "cH", "ae", "ss", "ij"]
+    db = mariadb_server.database()
+    values = ", ".join(f"(0x{text.encode().hex()})" for text in texts)
+    mariadb_server.sql(f"CREATE TABLE ascii (v VARBINARY(9)); INSERT INTO ascii VALUES {values}", db)
+    for collation, charset in known:
+        rules = match_of(collation) or ()
+        one, other = (f"CONVERT({each}.v USING {charset}) COLLATE {collation}" for each in "xy")
+        found = mariadb_server.sql(f"SELECT HEX(x.v), HEX(y.v) FROM ascii x, ascii y WHERE {one} = {other}", db)
+        equal = {tuple(bytes.fromhex(each).decode() for each in row.split("\t")) for row in found.splitlines()}
+        assert equal == {(a, b) for a in texts for b in texts if folded(a, rules) == folded(b, rules)}, collation
+
+
+def folded(text: str, rules: tuple[str, ...]) -> str:
+    text = text.lower() if "casefold" in rules else text
+    return text.rstrip(" ") if "trim" in rules else text

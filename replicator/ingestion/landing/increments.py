@@ -298,26 +298,83 @@ def waiting_rows(database: SourceDatabase, table: SourceTable, request: Request,
 # ---- joining the landed rows -----------------------------------------------------------------------------------------
 
 
-def merged(base: Any, increment: Any, key: Sequence[str]) -> Any:
-    """Returns the base's rows except those whose key is in the increment, and the increment's rows. Raises RowsRefused
-    if a key in the increment is null or not unique: it would be ambiguous which row counts."""
+_SIMPLE = re.compile(
+    r"(latin1|ascii|utf8|utf8mb3|utf8mb4)_(general|unicode|unicode_520|uca1400|0900)(_nopad)?(_a[is])?_c[is]"
+    r"|(latin1|ascii|utf8|utf8mb3|utf8mb4)(_0900|_nopad)?_bin|latin1_swedish(_nopad)?_ci|citext"
+)
+"""Collations by which ASCII texts are equal if, and only if, they differ at most in case and trailing blanks."""
+
+_OTHER = "[^ -~]"
+
+
+def match_of(collation: str) -> tuple[str, ...] | None:
+    """Returns how texts compare by a collation: casefold, trim (trailing blanks), ascii (only texts of ASCII compare
+    so); None: unknown. Without a collation they compare by their bytes."""
+    trim = () if re.search("nopad|_0900_|^citext$", collation) else ("trim",)
+    if collation in ("", "binary"):
+        return ()
+    if collation.endswith("_bin"):
+        return trim if _SIMPLE.fullmatch(collation) else None
+    if not _SIMPLE.fullmatch(collation):
+        return None
+    return ("ascii", *trim) if collation.endswith("_cs") else ("ascii", "casefold", *trim)
+
+
+def key_values(table: SourceTable, key: Sequence[str], *frames: Any) -> list[str]:
+    """Returns SQL for the values of a key that are equal if the source's are. frames: rows whose keys are compared.
+    Raises RowsRefused, naming the collation, for values of which this is not known."""
+    collations = {each.name.lower(): each.collation for each in table.columns}
+    found = []
+    for each in key:
+        name, collation = quoted_name(each.lower()), collations.get(each.lower(), "")
+        rules = match_of(collation)
+        if rules is None or ("ascii" in rules and any(_has_other_than_ascii(frame, name) for frame in frames)):
+            which = "its texts" if rules is None else "texts other than ASCII"
+            raise RowsRefused(
+                f"column {each} of the key has the collation {collation}, by which {which} may be equal though their"
+                " bytes differ",
+                hint="land a view whose key has a binary collation, or is a number",
+            )
+        trimmed = f"rtrim({name})" if "trim" in rules else name
+        found.append(f"lower({trimmed})" if "casefold" in rules else trimmed)
+    return found
+
+
+def _has_other_than_ascii(frame: Any, name: str) -> bool:
+    return bool(frame.where(f"{name} RLIKE '{_OTHER}'").limit(1).count())
+
+
+def merged(base: Any, increment: Any, key: Sequence[str], table: SourceTable) -> Any:
+    """Returns the base's rows except those whose key is in the increment, and the increment's rows. Keys compare as in
+    their source `table`. Raises RowsRefused if a key in the increment is null or not unique: it would be ambiguous
+    which row counts."""
     names = [quoted_name(each.lower()) for each in key]
     null = increment.where(" OR ".join(f"{name} IS NULL" for name in names)).limit(1).count()
     if null:
         raise RowsRefused(f"rows have NULL in the key ({', '.join(key)})", hint="request a key without NULL")
-    keys = increment.selectExpr(f"struct({', '.join(names)}) AS key")
-    if keys.groupBy("key").count().where("count > 1").limit(1).count():
+    values = key_values(table, key, base, increment)
+    if repeats(increment, values):
         raise RowsRefused(f"the key ({', '.join(key)}) is not unique in the source", hint="request the primary key")
-    kept = base.join(increment.selectExpr(*names), [each.lower() for each in key], "left_anti")
-    return kept.select(*map(quoted_name, base.columns)).unionByName(increment)
+    return _without(base, increment, values).unionByName(increment)
 
 
-def without_landed(increment: Any, landed: Any, key: Sequence[str]) -> Any:
+def repeats(rows: Any, values: Sequence[str]) -> bool:
+    """Returns True if rows have equal keys. values: see `key_values`."""
+    keys = rows.selectExpr(f"struct({', '.join(values)}) AS key")
+    return bool(keys.groupBy("key").count().where("count > 1").limit(1).count())
+
+
+def without_landed(increment: Any, landed: Any, key: Sequence[str], table: SourceTable) -> Any:
     """Returns the increment's rows whose key has not landed. landed: at least the columns of the key."""
-    names = [quoted_name(each) for each in key]
-    return increment.join(landed.selectExpr(*names), list(key), "left_anti").select(
-        *map(quoted_name, increment.columns)
-    )
+    return _without(increment, landed, key_values(table, key, increment, landed))
+
+
+def _without(rows: Any, others: Any, values: Sequence[str]) -> Any:
+    """Returns the rows, in their columns, whose key is not in others."""
+    names = [f"key {number}" for number in range(len(values))]
+    made = [f"{value} AS {quoted_name(name)}" for value, name in zip(values, names, strict=True)]
+    kept = rows.selectExpr("*", *made).join(others.selectExpr(*made), names, "left_anti")
+    return kept.select(*map(quoted_name, rows.columns))
 
 
 def partitions_since(metastore: Metastore, table: Table | None, since: int, job: int) -> list[str]:

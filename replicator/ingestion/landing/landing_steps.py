@@ -282,7 +282,8 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
         erased = {"erasure_ids": known.ids, "strange_ids": known.strange, "erased_rows": facts["came"] - rows.count()}
         before = without_erased(work.session, before, work.asset, columns)[0] if before is not None else None
     if work.request.mode == "merge":
-        rows = merged(before if before is not None else rows.limit(0), rows, work.request.key)
+        source = msgspec.convert(facts["source"], SourceTable)
+        rows = merged(before if before is not None else rows.limit(0), rows, work.request.key, source)
     if work.request.mode == "append" and facts.get("late", {}).get("by") == "overlap":
         rows = _without_landed(work, facts, rows)
     done = {**_arrived(work, facts, rows, end), "base": base, "settled": time.time(), **erased}
@@ -303,7 +304,8 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
 def _without_landed(work: Work, facts: Facts, rows: Any) -> Any:
     """Returns rows, some of which were read again, without those whose key has landed. Reads only partitions of jobs
     since the one at whose mark the overlap begins."""
-    key = key_of(work.request, msgspec.convert(facts["source"], SourceTable))
+    source = msgspec.convert(facts["source"], SourceTable)
+    key = key_of(work.request, source)
     landing = landing_of(work.metastore, work.asset, work.request)
     places = partitions_since(work.metastore, landing, facts["late"].get("since", 0), work.claimed.job)
     if not places:
@@ -311,7 +313,7 @@ def _without_landed(work: Work, facts: Facts, rows: Any) -> Any:
     types = {column.name: column.type for column in _columns(facts)}
     schema = ", ".join(f"{quoted_name(name)} {types[name]}" for name in key)
     landed = work.session.read.schema(schema).format(work.request.format).load([*map(hadoop_place, places)])
-    return without_landed(rows, landed, key)
+    return without_landed(rows, landed, key, source)
 
 
 def _as_they_came(facts: Facts) -> Facts:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from replicator.errors import SourceRefused, TypeRefused
 from replicator.ingestion.reading.figures import MASK, SAMPLE, TEXT, Another, comparable, plain
 from replicator.ingestion.reading.source_errors import Control, Patience, Row
@@ -31,12 +33,15 @@ SELECT coalesce(sum(pg_catalog.pg_relation_size(oid)), 0)::bigint / current_sett
 
 _POSTGRES_COLUMNS = """WITH RECURSIVE of AS (
   SELECT attnum, attname, attnotnull AS filled, format_type(atttypid, atttypmod) AS declared, atttypid AS type,
-    atttypmod AS modifier FROM pg_catalog.pg_attribute WHERE attrelid = {oid} AND attnum > 0 AND NOT attisdropped
+    atttypmod AS modifier, attcollation AS collated
+  FROM pg_catalog.pg_attribute WHERE attrelid = {oid} AND attnum > 0 AND NOT attisdropped
   UNION ALL
   SELECT attnum, attname, filled OR y.typnotnull, declared, y.typbasetype,
-    CASE WHEN y.typtypmod = -1 THEN modifier ELSE y.typtypmod END
+    CASE WHEN y.typtypmod = -1 THEN modifier ELSE y.typtypmod END, collated
   FROM of JOIN pg_catalog.pg_type y ON y.oid = of.type WHERE y.typtype = 'd')
-SELECT attname, CASE WHEN filled THEN 'no' ELSE 'yes' END, declared, y.typname, y.typtype, y.typcategory, modifier
+SELECT attname, CASE WHEN filled THEN 'no' ELSE 'yes' END, declared, y.typname, y.typtype, y.typcategory, modifier,
+  CASE y.typname WHEN 'citext' THEN 'citext' ELSE (SELECT l.collname::text FROM pg_catalog.pg_collation l
+    WHERE l.oid = collated AND to_jsonb(l)->>'collisdeterministic' = 'false') END
 FROM of JOIN pg_catalog.pg_type y ON y.oid = of.type WHERE y.typtype <> 'd' ORDER BY attnum"""
 """Domains are resolved recursively to their base types."""
 
@@ -130,7 +135,7 @@ class PostgresDialect:
         )
 
     def _column(self, row: Row) -> SourceColumn:
-        name, null, declared, base, kind, category, modifier = (each or "" for each in row)
+        name, null, declared, base, kind, category, modifier, collation = (each or "" for each in row)
         own, nullable = self.name(name), null == "yes"
         if kind == "b" and base in _PLAIN_TYPES:
             landed, compared = _PLAIN_TYPES[base]
@@ -163,7 +168,8 @@ class PostgresDialect:
             return SourceColumn(name, declared, base, nullable, value, unfit=unfit, split=own, compared=base)
         if base in _POSTGRES_TEXTS or kind == "e":
             split = f'left({own}::text, {TEXT}) COLLATE "C"'
-            return SourceColumn(name, declared, "string", nullable, f"{own}::text", split=split, compared="text")
+            text = SourceColumn(name, declared, "string", nullable, f"{own}::text", split=split, compared="text")
+            return msgspec.structs.replace(text, collation=collation)
         if category == "A" or kind == "c":
             return SourceColumn(name, declared, "string", nullable, f"to_json({own})::text")
         compared = _AS_TEXT.get(base, "")
@@ -269,7 +275,8 @@ def _numeric(name: str, declared: str, own: str, modifier: int, *, nullable: boo
 _MYSQL_TABLE = """SELECT TABLE_TYPE, TABLE_ROWS FROM information_schema.TABLES
 WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND BINARY TABLE_NAME = ?"""
 
-_MYSQL_COLUMNS = """SELECT COLUMN_NAME, IS_NULLABLE, COLUMN_TYPE, DATA_TYPE, NUMERIC_PRECISION, NUMERIC_SCALE
+_MYSQL_COLUMNS = """SELECT COLUMN_NAME, IS_NULLABLE, COLUMN_TYPE, DATA_TYPE, NUMERIC_PRECISION, NUMERIC_SCALE,
+  COLLATION_NAME
 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND BINARY TABLE_NAME = ?
 ORDER BY ORDINAL_POSITION"""
 
@@ -355,7 +362,7 @@ class MySqlDialect:
         )
 
     def _column(self, row: Row) -> SourceColumn:
-        name, null, declared, base, digits, places = (each or "" for each in row)
+        name, null, declared, base, digits, places, collation = (each or "" for each in row)
         own, nullable = self.name(name), null == "YES"
         if base in _INTEGERS:
             landed = _INTEGERS[base]["unsigned" in declared]
@@ -399,7 +406,8 @@ class MySqlDialect:
         if base in _MYSQL_TEXTS or base in _PADDED:
             value = f"CAST({own} AS CHAR)" if base in _PADDED else own
             split = f"CAST(LEFT({value}, {TEXT}) AS BINARY)"
-            return SourceColumn(name, declared, "string", nullable, value, split=split, compared="bytes")
+            text = SourceColumn(name, declared, "string", nullable, value, split=split, compared="bytes")
+            return msgspec.structs.replace(text, collation=collation)
         if base in _BYTES:
             return SourceColumn(name, declared, "binary", nullable, own)
         raise TypeRefused(

@@ -20,7 +20,8 @@ class SourceColumn(Value, frozen=True, omit_defaults=True):
     """name: as at the source. source_type: as declared there. type: in the warehouse, as written in Hive and Spark.
     expression: SQL of the source for the landed value. cast: Spark SQL that converts the read value (`{}`) to the
     landed one. unfit: SQL of the source for rows whose value does not fit `type`. split: SQL by which rows are sorted,
-    and `compared` the type of its literals; both empty if a column has no order. summed: True if sums are compared."""
+    and `compared` the type of its literals; both empty if a column has no order. summed: True if sums are compared.
+    collation: by which texts may be equal that differ in their bytes; empty: they are compared by bytes."""
 
     name: str
     source_type: str
@@ -32,6 +33,7 @@ class SourceColumn(Value, frozen=True, omit_defaults=True):
     split: str = ""
     compared: str = ""
     summed: bool = False
+    collation: str = ""
 
 
 class ForeignKey(Value, frozen=True):
