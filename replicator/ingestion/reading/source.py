@@ -15,7 +15,7 @@ from typing import Any
 
 from replicator.core.source_config import SourceConfig
 from replicator.core.text import quoted_name
-from replicator.errors import SourceMissing, SourceRefused
+from replicator.errors import ConfigError, SourceMissing, SourceRefused, SourceUnreachable
 from replicator.ingestion.ingestion_request import Split
 from replicator.ingestion.reading.dialects import MySqlDialect, PostgresDialect
 from replicator.ingestion.reading.figures import Dialect, Figures, alike, comparable, source_figures
@@ -219,7 +219,10 @@ def opened(session: Any, name: str, source: SourceConfig, patience: Patience = P
 @contextmanager
 def _connected(session: Any, name: str, source: SourceConfig, patience: Patience) -> Iterator[Control]:
     dialect: Dialect = _DIALECTS[source.kind]()
-    given = {"user": source.user, "password": source.secret(name)}
+    try:
+        given = {"user": source.user, "password": source.secret(name)}
+    except ConfigError as error:  # it may be being replaced
+        raise SourceUnreachable(f"source {name}: {error.message}", hint=f"{error.hint}; this is retried") from error
     properties = dialect.properties(patience, source.url) | {key: each for key, each in given.items() if each}
     control = connect(session, CLASSES[source.kind], spark_url(source), properties, name, patience)
     try:

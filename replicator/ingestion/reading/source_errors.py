@@ -44,7 +44,7 @@ _STATES: tuple[tuple[str, Kind], ...] = (
     ("53", "component"),  # too many connections, no space
     ("58", "component"),
     ("XX", "component"),
-    ("28", "user"),
+    ("28", "component"),  # a password may be being rotated
     ("42", "user"),
     ("3D", "user"),
     ("3F", "user"),
@@ -56,11 +56,13 @@ _STATES: tuple[tuple[str, Kind], ...] = (
 _CODES: dict[int, Kind] = {1205: "lock", 1213: "lock", 3572: "lock", 1130: "user", 1040: "component", 1053: "component"}
 """Error codes of MySQL and MariaDB, which have no SQLSTATE of their own for these."""
 
+_NO_LOGIN = r"authentication failed|access denied for user .* \(using password|role .* does not exist"
 _WORDS: tuple[tuple[str, Kind], ...] = (
     (r"lock timeout|lock wait timeout|deadlock|could not serialize|conflict with recovery", "lock"),
     (r"snapshot \S+ does not exist|invalid snapshot identifier", "component"),
     (r"connection|terminat|shut(ting)? ?down|starting up|i/o error|timed? ?out|socket|broken pipe", "component"),
-    (r"permission denied|authentication failed|access denied|does not exist|doesn't exist|unknown column", "user"),
+    (_NO_LOGIN, "component"),
+    (r"permission denied|access denied|does not exist|doesn't exist|unknown column", "user"),
     (r"out of range|overflow|bad value|invalid input syntax|cast_invalid|cannot be (cast|represented)", "type"),
 )
 """By the message, where a Spark job has only passed on the text."""
@@ -68,9 +70,10 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
 _HINTS: dict[Kind, str] = {
     "component": "check that the database of [ingestion.sources.{name}] responds; this is retried",
     "lock": "this is retried later; check which session holds the lock (pg_locks, SHOW PROCESSLIST)",
-    "user": "check user, password and url of [ingestion.sources.{name}], and the privileges of this user",
+    "user": "check user and url of [ingestion.sources.{name}], and the privileges of this user",
     "type": "create a view of the table in which the column fits, and request the view",
 }
+_LOGIN = "check user and password of [ingestion.sources.{name}]; once they are right, this continues by itself"
 _FILES_HINTS: dict[Kind, str] = {
     "component": "check that Spark can read the directory of [ingestion.sources.{name}]; this is retried",
     "lock": "this is retried later",
@@ -123,7 +126,8 @@ def source_error(error: BaseException, name: str, secret: str = "", *, of_files:
     if secret:
         text = text.replace(secret, "***")
     hints = _FILES_HINTS if of_files else _HINTS
-    return _CLASSES[kind](f"source {name}: {text}", hint=hints[kind].format(name=name))
+    hint = _LOGIN if re.search(_NO_LOGIN, text, re.IGNORECASE) else hints[kind]
+    return _CLASSES[kind](f"source {name}: {text}", hint=hint.format(name=name))
 
 
 def _of_ours(error: AnyError) -> Kind:
