@@ -138,6 +138,25 @@ def wrong_rows(uri: str, source: str, tables: dict[str, str]) -> Iterator[str]:
                 )
 
 
+def wrong_marks(uri: str, source: str, tables: dict[str, str]) -> Iterator[str]:
+    """Marks of appended tables up to which not exactly the source's rows had landed; its rows are never deleted."""
+    with client(uri) as metastore, psycopg.connect(source) as connection:
+        for name, at_source in tables.items():
+            db, _, table = name.partition(".")
+            there = {row[0] for row in connection.execute(f"SELECT id FROM {at_source}")}  # type: ignore[call-overload]
+            parts = sorted(metastore.get_partitions(db, table, -1), key=lambda each: int(each.values[0]))
+            landed: set[int] = set()
+            for part in parts:
+                landed |= {row[0] for row in _rows(path_of(part.sd.location), ["id"])}
+                marked = part.parameters.get("replicator.ingestion.watermark")
+                mark = int(json.loads(marked)[1]) if marked else 0
+                if landed != (wanted := {each for each in there if each <= mark}):
+                    yield (
+                        f"at the mark {mark} of {name}, job {part.values[0]}: {len(landed)} rows had landed, of"
+                        f" {len(wanted)}; missing: {sorted(wanted - landed)[:5]}"
+                    )
+
+
 def _rows(place: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
     for file in sorted(Path(place).glob("*.parquet")):
         for row in pq.read_table(file).to_pylist():

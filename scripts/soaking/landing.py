@@ -1,5 +1,6 @@
 """`scripts/soak_ingest`: two controllers of ingestion on real Spark, killed and frozen at random, while tables of a
-PostgreSQL change and are requested; in the end every job was published exactly once."""
+PostgreSQL change and are requested, which crashes, too; in the end every job was published exactly once, and at every
+mark of a table that is appended to, the landed rows were those of the source: also of transactions that stay open."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from shared_classes import use_shared_classes
 
 import replicator
 from replicator.core.config import read_config
-from soaking.landed import jobs_of, left_over, publications, wrong_log, wrong_publications, wrong_rows
+from soaking.landed import jobs_of, left_over, publications, wrong_log, wrong_marks, wrong_publications, wrong_rows
 from soaking.mortals import Server
 
 LEASE = 15.0
@@ -59,6 +60,10 @@ class Soaked:
     at: dict[str, int] = field(default_factory=dict)
     jobs: dict[str, int] = field(default_factory=dict)
     writes: int = 0
+    opened: int = 0
+    crashes: int = 0
+    marks: int = 0
+    held_back: int = 0
     attempts: int = 0
     most_attempts: int = 0
     errors: dict[str, int] = field(default_factory=dict)
@@ -102,14 +107,18 @@ class Controller:
 class World:
     """A metastore, a source with tables that change, a store of jobs, two controllers."""
 
-    def __init__(self, here: Path, stack: contextlib.ExitStack, postgres: Postgres, soaked: Soaked) -> None:
+    def __init__(
+        self, here: Path, stack: contextlib.ExitStack, postgres: Postgres, source: Postgres, soaked: Soaked
+    ) -> None:
+        self.server = source
         self.here, self._soaked, self._dice = here, soaked, random.Random(soaked.seed)
         self.metastore = Server("metastore", here / "metastore")
         stack.callback(self.metastore.stop)
-        self.source, self.store = postgres.database(), postgres.database()
-        self._at_source = stack.enter_context(psycopg.connect(self.source, autocommit=True))
+        self.source, self.store = source.database(), postgres.database()
+        self._at_source = psycopg.connect(self.source, autocommit=True)
+        stack.callback(lambda: self._at_source.close())
         self.at_store = stack.enter_context(psycopg.connect(self.store, autocommit=True))
-        host, _, _ = postgres.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")
+        host, _, _ = source.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")
         self.landing, self.config = here / "landing", here / "replicator.toml"
         self.config.write_text(
             f'[ingestion]\nmetastore = "{self.metastore.running.uri}"\nlanding = "{self.landing}"\n'
@@ -138,7 +147,24 @@ class World:
         """The source's tables, by those in which they land."""
         return {f"{self.asset_of(name)}_public.{name}": name for name in self.modes}
 
+    def connected(self) -> psycopg.Connection[Any]:
+        """A new connection to the source, as soon as it answers."""
+        while True:
+            try:
+                return psycopg.connect(self.source, connect_timeout=5)
+            except psycopg.Error:
+                time.sleep(0.5)
+
     def write(self) -> None:
+        """A change of a table; after a crash of the source, by a new connection."""
+        try:
+            self._write()
+        except psycopg.Error:
+            self._at_source.close()
+            self._at_source = self.connected()
+            self._at_source.autocommit = True
+
+    def _write(self) -> None:
         """A change of a table; those that are appended to only grow."""
         name, number = self._dice.choice([*self.modes]), self._dice.randrange(1, 200)
         self._sql(f"INSERT INTO {name} (v, n) SELECT md5(random()::text), i FROM generate_series(1, {number}) i")
@@ -174,6 +200,57 @@ class World:
         assert controller.process
         asked = "SELECT step FROM ingestion_job WHERE holder LIKE %s AND lease > extract(epoch FROM now())"
         return [row[0] or "describe" for row in self.at_store.execute(asked, (f"%:{controller.process.pid}:%",))]
+
+
+class OpenWriters:
+    """Writers of tables that are appended to: each transaction inserts rows, stays open, inserts more, and ends."""
+
+    def __init__(self, world: World, soaked: Soaked, longest: float, count: int = 3) -> None:
+        self._world, self._soaked, self._longest = world, soaked, longest
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(count)]
+        for each in self._threads:
+            each.start()
+
+    def _write(self, number: int) -> None:
+        dice = random.Random(self._soaked.seed + 100 + number)
+        while not self._over.is_set():
+            with contextlib.suppress(psycopg.Error), self._world.connected() as connection:
+                self._transaction(connection, dice)
+
+    def _transaction(self, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        names = [name for name, mode in self._world.modes.items() if mode == "append"]
+        for name in dice.sample(names, 2):
+            for _ in range(2):
+                connection.execute(f"INSERT INTO {name} (v, n) VALUES ('open', {dice.randrange(99)})")  # type: ignore[call-overload]
+                self._over.wait(self._longest * dice.random() ** 2 / 4)
+        if dice.random() < 0.1:
+            connection.rollback()
+        else:
+            connection.commit()
+        self._soaked.opened += 1
+
+    def end(self) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join()
+
+
+class Crasher:
+    """Crashes the source now and then; it is started again at once, and recovers."""
+
+    def __init__(self, world: World, soaked: Soaked, every: float) -> None:
+        self._world, self._soaked, self._every = world, soaked, every
+        self._next = time.monotonic() + every
+
+    def turn(self) -> None:
+        if not self._every or time.monotonic() < self._next:
+            return
+        self._world.server.crash()
+        self._world.server.start()
+        self._soaked.crashes += 1
+        self._next = time.monotonic() + self._every
+        print(f"{time.strftime('%T')} the source crashed", file=sys.stderr)
 
 
 class Killer:
@@ -231,18 +308,30 @@ class Killer:
             each.join()
 
 
-def live(world: World, soaked: Soaked, kills: float) -> None:
+@dataclass(frozen=True)
+class Pace:
+    """Seconds: between kills of controllers, between crashes of the source (0: none), of the longest transaction."""
+
+    kills: float
+    crashes: float
+    longest: float
+
+
+def live(world: World, soaked: Soaked, pace: Pace) -> None:
     """The soak, its end, and what is claimed of it."""
     for each in world.controllers:
         each.start()
-    killer, ended = Killer(world, soaked, kills), time.monotonic() + soaked.seconds
+    killer, ended = Killer(world, soaked, pace.kills), time.monotonic() + soaked.seconds
+    crasher, writers = Crasher(world, soaked, pace.crashes), OpenWriters(world, soaked, pace.longest)
     try:
         while time.monotonic() < ended:
             world.write()
             world.request_some()
             killer.turn()
+            crasher.turn()
             time.sleep(0.3)
         killer.end()
+        writers.end()
         began = time.monotonic()
         _settle(world, soaked, began)
         for name in world.modes:
@@ -250,6 +339,7 @@ def live(world: World, soaked: Soaked, kills: float) -> None:
         _settle(world, soaked, began)
         soaked.settled = round(time.monotonic() - began, 1)
     finally:
+        writers.end()
         codes = {each.name: each.end() for each in world.controllers}
     soaked.wrong += [f"{name} ended with {code}" for name, code in codes.items() if code not in (0, 3, 143)]
     judge(world, soaked)
@@ -276,9 +366,14 @@ def judge(world: World, soaked: Soaked) -> None:
     soaked.published, soaked.marked = sum(map(len, found.appeared.values())), found.marked.total()
     errors = world.at_store.execute("SELECT error_text FROM ingestion_change WHERE error_text != ''")
     soaked.errors = dict(Counter(row[0][:100] for row in errors))
+    appended = {landed: name for landed, name in world.landed.items() if world.modes[name] == "append"}
+    asked = "SELECT facts::json->'late'->>'held_back' FROM ingestion_job WHERE mode = 'append' AND state = 'done'"
+    late = [row[0] for row in world.at_store.execute(asked)]
+    soaked.marks, soaked.held_back = len(late), sum(int(each or 0) > 0 for each in late)
     soaked.wrong += [
         *wrong_publications(jobs, found),
         *wrong_rows(uri, world.source, world.landed),
+        *wrong_marks(uri, world.source, appended),
         *(each.replace(f"{world.landing}/", "") for each in left_over(world.landing, log, found.named)),
         *wrong_log(log, world.store),
     ]
@@ -297,9 +392,12 @@ def outcome_of(soaked: Soaked) -> Outcome:
         outcome.rows.append([what, found, wanted, "met" if holds else "missed"])
 
     claim("kills", listed(soaked.kills), "each kind", "not every kind")
+    claim("crashes of the source", str(soaked.crashes), "some", "no crash")
     claim("jobs", f"{listed(soaked.jobs)}; {soaked.attempts} attempts", "each done, or replaced", "job ", "published")
     claim("appeared in the metastore", f"{soaked.published} times, by an event each", "once for each job", "job ")
-    changes = f"{soaked.rows:,}, from {soaked.writes:,} changes"
+    changes = f"{soaked.rows:,}, from {soaked.writes:,} changes and {soaked.opened:,} open transactions"
+    held = f"{soaked.marks}, {soaked.held_back} with rows that waited for a transaction"
+    claim("marks of appended tables", held, "the source's rows up to each", "at the mark")
     claim("rows landed", changes, "the source's, each once", *(f"{each}_public" for each in ASSETS))
     claim("directories that nobody named", "none" if not _left(soaked) else str(_left(soaked)), "none", "left")
     claim("the log's table", "each change", "once", "the log", "twice in the log")
@@ -321,6 +419,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=360.0, help="how long it writes, requests and kills (360)")
     parser.add_argument("--tables", type=int, default=8, help="half overwritten, half appended to (8)")
     parser.add_argument("--kills", type=float, default=15.0, help="seconds from one to the next, on average (15)")
+    parser.add_argument(
+        "--crashes", type=float, default=90.0, help="seconds between crashes of the source (90); 0: none"
+    )
+    parser.add_argument("--open", type=float, default=60.0, help="seconds of the longest transaction (60)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--directory", type=Path, help="where to work; kept then, else a fresh directory, removed")
     parser.add_argument("--record", action="store_true", help="put the outcome into docs/performance.md")
@@ -329,8 +431,9 @@ def main() -> int:
     soaked = Soaked(asked.seconds, asked.seed, asked.tables)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True))
-        postgres = stack.enter_context(running_postgres())
-        live(World(asked.directory or Path(scratch), stack, postgres, soaked), soaked, asked.kills)
+        postgres, source = stack.enter_context(running_postgres()), stack.enter_context(running_postgres())
+        world = World(asked.directory or Path(scratch), stack, postgres, source, soaked)
+        live(world, soaked, Pace(asked.kills, asked.crashes, asked.open))
     print(json.dumps(asdict(soaked), indent=1))
     if asked.record:
         given = f"--seconds {asked.seconds:.0f} --tables {asked.tables} --seed {asked.seed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,81 @@ def test_ascii_compares_in_all_simple_collations_of_mariadb_as_assumed(mariadb_s
 def folded(text: str, rules: tuple[str, ...]) -> str:
     text = text.lower() if "casefold" in rules else text
     return text.rstrip(" ") if "trim" in rules else text
+
+
+# ---- erased people and keys ------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_numbers_finds_people_whose_ids_are_texts_and_the_reverse(landing: Landing) -> None:
+    landing.sql("CREATE TABLE texts (id text PRIMARY KEY, n int)")
+    landing.sql("INSERT INTO texts VALUES ('7', 1), ('10000000', 2), ('8.50', 3), ('9', 4), ('x', 5)")
+    landing.sql("CREATE TABLE numbers (id bigint PRIMARY KEY)")
+    landing.sql("INSERT INTO numbers VALUES (7), (8), (9), (10000000)")
+    db = f"{landing.asset}_gdpr"
+    landing.warehouse.sql(f"CREATE DATABASE {db}")
+    kept = {}
+    for kind, ids in {
+        "decimal(12,3)": "7, 8.5, 10000000",
+        "double": "double(7), double(8.5), double(1e7)",
+        "string": "'7.00', ' 8.5', '10000000'",
+    }.items():
+        landing.warehouse.sql(
+            f"DROP TABLE IF EXISTS {db}.gone",
+            f"CREATE TABLE {db}.gone AS SELECT CAST(id AS {kind}) AS id FROM (SELECT explode(array({ids})) AS id)",
+        )
+        given = {"erasure_ids": f"{db}.gone:id", "erasure_column": "id", "overwrite": bool(kept)}
+        landing.create_asset(**given)
+        for name in ("texts", "numbers"):
+            landing.request(name)
+        assert landing.run().status == "done"
+        kept[kind] = ids_of(landing, "texts"), ids_of(landing, "numbers")
+    assert kept == {
+        "decimal(12,3)": (["9", "x"], [8, 9]),
+        "double": (["9", "x"], [8, 9]),
+        "string": (["7", "8.50", "9", "x"], [8, 9]),
+    }
+
+
+def ids_of(landing: Landing, table: str) -> list[Any]:
+    return [row[0] for row in landing.warehouse.sql(f"SELECT id FROM {landing.asset}_public.{table} ORDER BY id")]
+
+
+def test_planners_rely_on_no_key_that_a_landing_table_has_twice(
+    landing: Landing, mariadb_server: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose rows an earlier release has merged by their bytes, or with days that are none."""
+    db = of_mariadb(landing, mariadb_server, monkeypatch)
+    mariadb_server.sql(
+        "CREATE TABLE people (k varchar(9) COLLATE utf8mb4_general_ci PRIMARY KEY); INSERT INTO people VALUES ('bob');"
+        "SET sql_mode = ''; CREATE TABLE days (d date PRIMARY KEY); INSERT INTO days VALUES ('0000-00-00')",
+        db,
+    )
+
+    def relies(table: str) -> list[bool]:
+        found = landing.warehouse.metastore.constraints(f"{landing.asset}_{db}", [table])
+        return [each.rely for each in found[table]]
+
+    assert request(landing, db, "people", mode="merge", key="k").status == "done"
+    assert relies("people") == [True]
+    place = landing.warehouse.metastore.table(f"{landing.asset}_{db}", "people").location or ""
+    landing.warehouse.session.sql("SELECT explode(array('ann', 'ANN')) AS k").write.mode("append").parquet(place)
+    assert request(landing, db, "people", mode="merge", key="k").status == "done"
+    assert relies("people") == [False]
+    assert request(landing, db, "days").status == "done"
+    assert relies("days") == [False]
+
+
+def test_a_job_continues_by_itself_once_a_rotated_password_is_right(
+    landing: Landing, mariadb_server: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = of_mariadb(landing, mariadb_server, monkeypatch)
+    mariadb_server.sql("CREATE TABLE people (id int PRIMARY KEY); INSERT INTO people VALUES (1)", db)
+    monkeypatch.setenv("REPLICATOR_TEST_MARIADB", "the former one")
+    done = request(landing, db, "people")
+    assert done.failed == 1 and "continues by itself" in done.errors[0], done
+    monkeypatch.delenv("REPLICATOR_TEST_MARIADB")
+    assert landing.run_later().failed == 1, "the file is being replaced"
+    monkeypatch.setenv("REPLICATOR_TEST_MARIADB", mariadb.PASSWORD)
+    later = time.time() + 7200
+    assert landing._controlled(lambda: later).done == 1
+    assert landed(landing, db, "people") == [1]

@@ -58,6 +58,13 @@ class Postgres:
         self._process.send_signal(signal.SIGINT)
         self._process.wait(CEILING)
 
+    def crash(self) -> None:
+        """Ends its processes without a checkpoint: it recovers at its next start."""
+        if self._process is None:
+            raise RuntimeError("this server is not ours to stop")
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(CEILING)
+
     def start(self, log: Path | None = None) -> None:
         """Again, after `stop`; returns when it answers."""
         if self._begin is None or self._process is None:

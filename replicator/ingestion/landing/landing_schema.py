@@ -175,6 +175,38 @@ def written_sizes(parameters: Mapping[str, str], purged: bool) -> tuple[int, int
     return (int(found[1]), int(found[2])) if found else None
 
 
+# ---- erased data subjects --------------------------------------------------------------------------------------------
+
+
+_NUMBER = re.compile(r"tinyint|smallint|int|bigint|float|double|decimal.*")
+
+
+def comparable_ids(given: str, type_: str, wanted: str, own: str) -> tuple[str, str]:
+    """Returns SQL for an id of the list (NULL: no value of the column equals it), and for the column's values, that are
+    equal where the ids are: a number also if either is a text, such as 7.00 and '7'."""
+    if _NUMBER.fullmatch(type_) and wanted == "string":
+        return _number_text(given, type_), _number_text(own, wanted)
+    if _NUMBER.fullmatch(wanted) and type_ == "string":
+        return f"try_cast({_number_text(given, type_)} AS {wanted})", own
+    made = f"try_cast({given} AS {wanted})"
+    numbers = _NUMBER.fullmatch(type_) and _NUMBER.fullmatch(wanted)
+    return (f"CASE WHEN {made} = {given} THEN {made} END" if numbers else made), own
+
+
+def _number_text(value: str, type_: str) -> str:
+    """Returns SQL for a value as text; numbers without needless zeros, blanks and signs."""
+    text = f"CAST({value} AS string)"
+    if type_ in ("float", "double"):  # 1.0E7 is 10000000
+        whole = f"try_cast({value} AS bigint)"
+        text = f"CASE WHEN {value} = {whole} THEN CAST({whole} AS string) ELSE {text} END"
+    plain = f"trim({text})"
+    for pattern, by in ((r"[+](?=[0-9])", ""), (r"(-?)0+(?=[0-9])", "$1")):
+        plain = f"regexp_replace({plain}, '^{pattern}', '{by}')"
+    for pattern in ("[.]0*$", "(?<=[.][0-9]{0,40}[1-9])0+$"):
+        plain = f"regexp_replace({plain}, '{pattern}', '')"
+    return f"CASE WHEN trim({text}) RLIKE '^[+-]?[0-9]+([.][0-9]*)?$' THEN {plain} ELSE {text} END"
+
+
 # ---- source keys -----------------------------------------------------------------------------------------------------
 # Constraints of a source as those of its landing table. They are not enforced, but planners profit from those that hold
 # (RELY).
@@ -183,19 +215,19 @@ def written_sizes(parameters: Mapping[str, str], purged: bool) -> tuple[int, int
 log = logging.getLogger(__name__)
 
 
-def constraints_of(source: SourceTable, request: Request) -> list[Constraint]:
+def constraints_of(source: SourceTable, request: Request, *, holds: bool = True) -> list[Constraint]:
     """Returns the constraints of a landing table: its primary key, and foreign keys to tables of the same source
     schema, which land next to it. An append table has none: a changed row occurs in it twice. A planner may rely on the
     primary key if all rows are replaced, or merged by it; it may not rely on foreign keys, because the other table
-    lands at another time."""
+    lands at another time. holds: False: landed rows may have a key twice, and planners must not rely on it."""
     if request.mode == "append":
         return []
     db, table = request.target
     found = []
     if source.primary_key:
         columns = tuple(each.lower() for each in source.primary_key)
-        holds = request.mode == "overwrite" or {each.lower() for each in request.key} == set(columns)
-        found.append(Constraint(kind=PRIMARY_KEY, name=f"{db}_{table}_pk", columns=columns, rely=holds))
+        by_it = request.mode == "overwrite" or {each.lower() for each in request.key} == set(columns)
+        found.append(Constraint(kind=PRIMARY_KEY, name=f"{db}_{table}_pk", columns=columns, rely=by_it and holds))
     for number, key in enumerate(source.foreign_keys, 1):
         if key.schema == source.schema:
             found.append(
@@ -208,6 +240,18 @@ def constraints_of(source: SourceTable, request: Request) -> list[Constraint]:
                 )
             )
     return found
+
+
+def key_holds(request: Request, facts: Mapping[str, Any], source: SourceTable) -> bool:
+    """Returns True if the landed rows are known to have the source's primary key: a merge has counted its keys, and a
+    copy of one moment has them as the source; a date that is no day has become NULL."""
+    if request.mode == "merge":
+        return bool(facts.get("key_holds"))
+    figures = facts.get("figures")
+    if figures is None:
+        return bool(facts.get("consistent"))
+    filled = all(figures["counts"].get(name, figures["rows"]) == figures["rows"] for name in source.primary_key)
+    return filled and bool(facts.get("consistent") or facts.get("splits") == 1)
 
 
 def keep_constraints(metastore: Metastore, request: Request, wanted: Sequence[Constraint]) -> list[str]:

@@ -32,9 +32,11 @@ from replicator.ingestion.landing.increments import (
     compared,
     is_due,
     key_of,
+    key_values,
     landed_rows,
     merged,
     partitions_since,
+    repeats,
     source_count,
     waiting_rows,
     window,
@@ -43,8 +45,10 @@ from replicator.ingestion.landing.increments import (
 from replicator.ingestion.landing.landing_log import CopyDiffers, Facts, Work, clean, columns_for, grant, sizes_of
 from replicator.ingestion.landing.landing_schema import (
     RowsRefused,
+    comparable_ids,
     constraints_of,
     keep_constraints,
+    key_holds,
     landed_until,
     schema_hash,
     watermark_text,
@@ -95,7 +99,8 @@ def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Colu
     assert asset.erasure_ids and asset.erasure_column
     table, column = split_ids(asset.erasure_ids)
     db, _, name = table.partition(".")
-    found = {each.name: each.type for each in columns}.get(asset.erasure_column.lower())
+    column_name = asset.erasure_column.lower()
+    found = {each.name: each.type for each in columns}.get(column_name)
     if found is None:
         raise RowsRefused(
             f"column {asset.erasure_column}, which identifies the asset's erased data subjects, does not exist",
@@ -109,13 +114,14 @@ def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Colu
         raise RowsRefused(
             f"{table} has no column {column} of erased data subjects", hint="check the asset's erasure_ids"
         )
-    value = value_of(fields[0])
-    ids = people.selectExpr(f"{value} AS given", f"try_cast({value} AS {scalar_type(found)}) AS id")
+    given = value_of(fields[0])
+    value, own = comparable_ids(given, fields[0].dataType.simpleString(), scalar_type(found), quoted_name(column_name))
+    ids = people.selectExpr(f"{given} AS given", f"{value} AS id")
     ids = ids.where("given IS NOT NULL").distinct()
     count, strange = ids.selectExpr("count(*)", "count_if(id IS NULL)").first()
-    known = ids.where("id IS NOT NULL").selectExpr(f"id AS {quoted_name(asset.erasure_column.lower())}")
-    kept = rows.join(known, [asset.erasure_column.lower()], "left_anti").select(*map(quoted_name, rows.columns))
-    return kept, Erased(int(count), int(strange))
+    known = ids.where("id IS NOT NULL").selectExpr("id AS `erased id`").distinct()
+    kept = rows.selectExpr("*", f"{own} AS `erased id`").join(known, ["erased id"], "left_anti")
+    return kept.select(*map(quoted_name, rows.columns)), Erased(int(count), int(strange))
 
 
 # ---- the steps -------------------------------------------------------------------------------------------------------
@@ -276,6 +282,7 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
     base = _base(work, facts["base"] if end else None)
     before = read(work.session, base, work.request.format, columns) if base is not None else None
     erased: dict[str, int] = {}
+    holds: Facts = {}
     if work.asset.erasure_ids and work.asset.erasure_column:
         rows, known = without_erased(work.session, rows, work.asset, columns)
         refuse_empty_list(work, known)
@@ -284,9 +291,10 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
     if work.request.mode == "merge":
         source = msgspec.convert(facts["source"], SourceTable)
         rows = merged(before if before is not None else rows.limit(0), rows, work.request.key, source)
+        holds["key_holds"] = not repeats(rows, key_values(source, work.request.key))
     if work.request.mode == "append" and facts.get("late", {}).get("by") == "overlap":
         rows = _without_landed(work, facts, rows)
-    done = {**_arrived(work, facts, rows, end), "base": base, "settled": time.time(), **erased}
+    done = {**_arrived(work, facts, rows, end), "base": base, "settled": time.time(), **erased, **holds}
     parts: dict[str, Facts] = {}
     for name, part in came.items():  # parents first
         of = parts.get(part["parent"], done)["location"]
@@ -409,7 +417,8 @@ def _published(work: Work, facts: Facts) -> Facts:
 
 def constrain(work: Work, facts: Facts) -> Facts:
     source = msgspec.convert(facts["source"], SourceTable)
-    refused = keep_constraints(work.metastore, work.request, constraints_of(source, work.request))
+    wanted = constraints_of(source, work.request, holds=key_holds(work.request, facts, source))
+    refused = keep_constraints(work.metastore, work.request, wanted)
     below = [constrain(work.part(name), part) for name, part in facts.get("parts", {}).items()]
     return {"constraints_refused": [*refused, *(told for each in below for told in each["constraints_refused"])]}
 
