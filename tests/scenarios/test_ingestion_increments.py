@@ -14,13 +14,15 @@ import pytest
 from mariadb import MariaDb
 from postgres import Postgres
 from purges import Warehouse
-from test_ingestion import Landing
+from test_ingestion import Landing, rows_at
 
 import replicator
 from replicator.errors import UsageError
 from replicator.ingestion.landing import landing_steps
 from replicator.ingestion.landing.increments import Mark, OpenTransactions, match_of
 from replicator.ingestion.reading import source
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
 
 pytestmark = pytest.mark.removals
 
@@ -370,3 +372,61 @@ def test_a_job_continues_by_itself_once_a_rotated_password_is_right(
     later = time.time() + 7200
     assert landing._controlled(lambda: later).done == 1
     assert landed(landing, db, "people") == [1]
+
+
+# ---- changed columns -------------------------------------------------------------------------------------------------
+
+
+def test_an_appended_and_a_merged_table_are_recreated_with_other_columns(
+    landing: Landing, target_metastore: Running, tmp_path: Path
+) -> None:
+    db, uri, root = f"{landing.asset}_public", landing.warehouse.running.uri, str(tmp_path / "cmroot")
+    asked: dict[str, Any] = {"log": APPEND, "state": {"mode": "merge", "key": "id"}}
+    landing.create_asset()
+    for name in asked:
+        landing.sql(f"CREATE TABLE {name} (id int PRIMARY KEY, old text, n int)")
+        landing.sql(f"INSERT INTO {name} VALUES (1, 'x', 1), (2, 'y', NULL)")
+        landing.request(name, **asked[name])
+    assert landing.run().status == "done"
+    replicator.dump(source=uri, cmroot=root, db=db, out=str(tmp_path / "d1"))
+    event = landing.warehouse.metastore.current_event_id()
+    for name in asked:
+        landing.sql(f"ALTER TABLE {name} DROP old, ALTER n TYPE bigint, ADD more text")
+        landing.sql(f"DELETE FROM {name} WHERE id = 1; INSERT INTO {name} VALUES (3, 5000000000, 'z')")
+    refused = landing.land("log", **asked["log"])
+    assert "request schema_policy recreate" in refused.errors[0], refused
+    landing.request("log", schema_policy="recreate", **asked["log"])
+    landing.run_killed_in("publish")
+    landing.request("state", schema_policy="recreate", **asked["state"])
+
+    done = landing.run_later()
+
+    assert (done.status, done.done) == ("done", 2), done
+    expected = [(1, 1, None), (2, None, None), (3, 5000000000, "z")]
+    for name in asked:
+        found = landing.warehouse.sql(f"SELECT id, n, more FROM {db}.{name} ORDER BY id")
+        assert found == expected, name
+    assert replicator.ingest_watch(config=landing.config).status == "quiet"
+    landing.sql("INSERT INTO log VALUES (4, 4, 'four')")
+    assert landing.land("log", schema_policy="recreate", **asked["log"]).rows == 1
+    replicator.dump(source=uri, cmroot=root, db=db, since=event, out=str(tmp_path / "d2"))
+    replicator.restore(cmroot=root, db=db, to=event, target=target_metastore.uri, into=f"{db}_then")
+    with connect(target_metastore.uri) as replica:
+        for name in asked:
+            table = replica.table(f"{db}_then", name)
+            places = [table.location or ""]
+            if table.is_partitioned:
+                places = [part.location or "" for some in replica.all_partitions(table.db, name) for part in some]
+            then = [row for place in places for row in rows_at(place, ("id", "old", "n"))]
+            assert sorted(then) == [(1, "x", 1), (2, "y", None)], name
+
+
+def test_landed_values_that_another_type_would_change_are_refused(landing: Landing) -> None:
+    landing.sql("CREATE TABLE log (id int PRIMARY KEY, v text)")
+    landing.sql("INSERT INTO log VALUES (1, 'word')")
+    landing.create_asset()
+    landing.land("log", **APPEND)
+    landing.sql("ALTER TABLE log ALTER v TYPE int USING 7")
+    refused = landing.land("log", schema_policy="recreate", **APPEND)
+    assert "column v (string), such as 'word', do not fit int" in refused.errors[0], refused
+    assert landing.rows("log") == [(1, "word")]

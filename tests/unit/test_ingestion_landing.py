@@ -51,6 +51,8 @@ class Tables:
         return self.found
 
     def create_table(self, table: Table) -> None:
+        if self.away == "create_table":
+            raise MetastoreUnreachable("away")
         self.found, self.parts = table, {}
 
     def alter_table(self, db: str, name: str, table: Table) -> None:
@@ -120,6 +122,26 @@ def test_rows_are_not_appended_twice_where_a_call_of_a_job_that_ended_comes_late
     land(tables, again)
     assert rows_of(tables) == {"1": "10", "2": "10", "3": "10"}
     assert land(tables, again).again, "once it is there, other rows than before are no question"
+
+
+def test_a_partitioned_table_that_is_replaced_is_complete_after_a_death_at_any_call(tables: Tables) -> None:
+    land(tables, copied(tables, 1, 1, 10))
+    request = msgspec.structs.replace(APPEND, schema_policy="recreate")
+    other = (Column("id", "bigint"), Column("email", "binary"))
+    whole = copied(tables, 2, 2, 20, request, columns=other, whole=True)
+    tables.away = "create_table"
+    with pytest.raises(MetastoreUnreachable):
+        land(tables, whole, request)
+    assert tables.found is None
+    tables.away = "add_partitions"
+    with pytest.raises(MetastoreUnreachable):
+        land(tables, whole, request)
+    assert rows_of(tables) == {}
+    tables.away = ""
+    land(tables, whole, request)
+    assert land(tables, whole, request).again
+    assert rows_of(tables) == {"2": "10"} and tables.found and tables.found.storage
+    assert tables.found.storage.columns == other
 
 
 def test_what_a_job_has_appended_itself_counts_for_no_other_rows_and_gives_way_to_what_it_copied_again(

@@ -19,14 +19,13 @@ from typing import Any
 
 import msgspec
 
-from replicator.core.model import Table, Value
+from replicator.core.model import Column, Value
 from replicator.core.text import parse_duration, quoted_name
 from replicator.errors import SourceRefused
 from replicator.ingestion.ingestion_request import Request
 from replicator.ingestion.landing.landing_schema import RowsRefused
 from replicator.ingestion.reading.source import SourceDatabase
 from replicator.ingestion.reading.source_table import SourceColumn, SourceTable
-from replicator.metastore.client import Metastore
 
 MARKS = 100
 """Maximum number of observations that a job passes on to the next one."""
@@ -377,15 +376,22 @@ def _without(rows: Any, others: Any, values: Sequence[str]) -> Any:
     return kept.select(*map(quoted_name, rows.columns))
 
 
-def partitions_since(metastore: Metastore, table: Table | None, since: int, job: int) -> list[str]:
-    """Returns the locations of rows that jobs have appended, beginning with the job `since`, without this job's own."""
-    if table is None:
-        return []
-    found = []
-    for some in metastore.all_partitions(table.db, table.name):
-        by = ((int(part.values[0]), part.location) for part in some)
-        found += [place for number, place in by if number >= since and number != job and place]
-    return found
+def converted(rows: Any, former: Mapping[str, str], columns: Sequence[Column]) -> Any:
+    """Returns landed rows with other columns: without those that no longer exist, and with NULL in new ones. former:
+    the types of their columns, by name. Raises RowsRefused, naming a column, for values that another type would
+    change."""
+    changed = [each for each in columns if former.get(each.name, each.type) != each.type]
+    for each in changed:
+        name, type_ = quoted_name(each.name), former[each.name]
+        lossy = f"NOT try_cast(try_cast({name} AS {each.type}) AS {type_}) <=> {name}"
+        if example := rows.where(lossy).selectExpr(name).first():
+            value = str(example[0])[:60]
+            raise RowsRefused(
+                f"landed values of column {each.name} ({type_}), such as {value!r}, do not fit {each.type}",
+                hint="drop the table, not its files, and land all rows again",
+            )
+    values = ((quoted_name(each.name) if each.name in former else "NULL", each) for each in columns)
+    return rows.selectExpr(*(f"CAST({value} AS {each.type}) AS {quoted_name(each.name)}" for value, each in values))
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
@@ -406,13 +412,6 @@ def source_count(
     assert request.watermark
     where = f"NOT ({database.after(table, request.watermark, until)})" if until is not None else NOTHING
     return {"source": database.count(table, where), "until": until, "at": time.time()}
-
-
-def landed_rows(metastore: Metastore, request: Request) -> int:
-    """Returns the number of rows that have landed, as their publications recorded it."""
-    table = metastore.table(*request.target)
-    some = metastore.all_partitions(table.db, table.name) if table.is_partitioned else ([table],)
-    return sum(int(each.parameters.get("numRows", 0)) for parts in some for each in parts)
 
 
 def compared(counted: Mapping[str, Any], landed: int) -> dict[str, Any]:

@@ -21,11 +21,13 @@ from cmroot.store.place import Place, join, name_of
 from replicator.core.engine import AutoEngine
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.core.source_config import IngestionConfig, SourceConfig
+from replicator.core.text import SETTINGS, quoted_name
 from replicator.errors import Error, ObjectExists, ObjectNotFound, UsageError
-from replicator.ingestion.ingestion_request import Asset, Claimed, PartRequest, Request
+from replicator.ingestion.ingestion_request import Asset, Claimed, Format, PartRequest, Request
 from replicator.ingestion.landing.landing_schema import PREFIX, RowsRefused, landed_columns, marked, stored_as
 from replicator.ingestion.landing.publishing import columns_of, landing_of
 from replicator.ingestion.schema import places_of
+from replicator.lifecycle.purge.ids import hadoop_place
 from replicator.metastore.client import Metastore
 
 # ---- landing work ----------------------------------------------------------------------------------------------------
@@ -70,8 +72,12 @@ class Work:
     @property
     def settles(self) -> bool:
         """True if rows are transformed between copy and publication."""
-        overlaps = self.request.mode == "append" and self.request.late is not None
-        return self.request.mode == "merge" or overlaps or bool(self.asset.erasure_ids and self.asset.erasure_column)
+        joins = self.request.late is not None or self.request.schema_policy == "recreate"
+        return (
+            self.request.mode == "merge"
+            or (self.request.mode == "append" and joins and not self.source.path)
+            or bool(self.asset.erasure_ids and self.asset.erasure_column)
+        )
 
     @property
     def source(self) -> SourceConfig:
@@ -117,6 +123,28 @@ def columns_for(work: Work, found: Sequence[Column]) -> list[list[str]]:
             raise RowsRefused(told, hint=f"it has {', '.join(sorted(names))}")
     table = landing_of(work.metastore, work.asset, work.request)
     return [[column.name, column.type] for column in columns_of(table, wanted, work.request)]
+
+
+def prepare(session: Any) -> None:
+    """Configures the session so that Spark does not interpret quoted text, which may come from outside."""
+    for key, value in SETTINGS.items():
+        session.conf.set(key, value)
+
+
+def read(session: Any, place: str, format: Format, columns: Sequence[Column]) -> Any:
+    """Returns a DataFrame of a directory's rows, with these columns: null where its files have none of that name.
+    Without files there are no rows: Spark writes no file for zero rows if each day has a directory."""
+    if not sizes_of(place)["files"]:
+        return session.createDataFrame([], ", ".join(f"{quoted_name(each.name)} {each.type}" for each in columns))
+    frame = session.read.format(format).load(hadoop_place(place))
+    there = {name.lower() for name in frame.columns}
+    return frame.selectExpr(
+        *(
+            f"CAST({quoted_name(column.name) if column.name in there else 'NULL'} AS {column.type})"
+            f" AS {quoted_name(column.name)}"
+            for column in columns
+        )
+    )
 
 
 # ---- cleaning --------------------------------------------------------------------------------------------------------
@@ -295,7 +323,7 @@ def _is_there(work: Work, had: bool) -> bool:
     try:
         table = work.metastore.table(db, name)
     except ObjectNotFound:
-        return had and work.request.schema_policy == "recreate" and work.request.mode != "append"
+        return had and work.request.schema_policy == "recreate"
     if not table.is_partitioned:
         return marked(table.parameters)[0] == work.claimed.job
     some = work.metastore.all_partitions(db, name)

@@ -21,28 +21,37 @@ import msgspec
 
 from cmroot.store.place import Place, parent
 from replicator.core.model import Column
-from replicator.core.text import SETTINGS, parse_duration, quoted_name, scalar_type
+from replicator.core.text import parse_duration, quoted_name, scalar_type
 from replicator.ingestion.drop_directory import DAY
 from replicator.ingestion.file_description import PARENT, ROW
-from replicator.ingestion.ingestion_request import Asset, Format, check_scope
+from replicator.ingestion.ingestion_request import Asset, check_scope
 from replicator.ingestion.landing.file_steps import copy_files, look_at_files, publish_days, written
 from replicator.ingestion.landing.increments import (
     Bounds,
     bounds,
     compared,
+    converted,
     is_due,
     key_of,
     key_values,
-    landed_rows,
     merged,
-    partitions_since,
     repeats,
     source_count,
     waiting_rows,
     window,
     without_landed,
 )
-from replicator.ingestion.landing.landing_log import CopyDiffers, Facts, Work, clean, columns_for, grant, sizes_of
+from replicator.ingestion.landing.landing_log import (
+    CopyDiffers,
+    Facts,
+    Work,
+    clean,
+    columns_for,
+    grant,
+    prepare,
+    read,
+    sizes_of,
+)
 from replicator.ingestion.landing.landing_schema import (
     RowsRefused,
     comparable_ids,
@@ -53,7 +62,16 @@ from replicator.ingestion.landing.landing_schema import (
     schema_hash,
     watermark_text,
 )
-from replicator.ingestion.landing.publishing import BaseChanged, Landed, landing_of, make_database, publish
+from replicator.ingestion.landing.publishing import (
+    BaseChanged,
+    Landed,
+    landed_rows,
+    landing_of,
+    make_database,
+    partitions_since,
+    publish,
+    recreates,
+)
 from replicator.ingestion.reading.figures import Figures, differences, landed_figures
 from replicator.ingestion.reading.source import SourceDatabase, opened
 from replicator.ingestion.reading.source_errors import source_error
@@ -69,28 +87,6 @@ class Erased:
 
     ids: int
     strange: int
-
-
-def prepare(session: Any) -> None:
-    """Configures the session so that Spark does not interpret quoted text, which may come from outside."""
-    for key, value in SETTINGS.items():
-        session.conf.set(key, value)
-
-
-def read(session: Any, place: str, format: Format, columns: Sequence[Column]) -> Any:
-    """Returns a DataFrame of a directory's rows, with these columns: null where its files have none of that name.
-    Without files there are no rows: Spark writes no file for zero rows if each day has a directory."""
-    if not sizes_of(place)["files"]:
-        return session.createDataFrame([], ", ".join(f"{quoted_name(each.name)} {each.type}" for each in columns))
-    frame = session.read.format(format).load(hadoop_place(place))
-    there = {name.lower() for name in frame.columns}
-    return frame.selectExpr(
-        *(
-            f"CAST({quoted_name(column.name) if column.name in there else 'NULL'} AS {column.type})"
-            f" AS {quoted_name(column.name)}"
-            for column in columns
-        )
-    )
 
 
 def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Column]) -> tuple[Any, Erased]:
@@ -294,6 +290,11 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
         holds["key_holds"] = not repeats(rows, key_values(source, work.request.key))
     if work.request.mode == "append" and facts.get("late", {}).get("by") == "overlap":
         rows = _without_landed(work, facts, rows)
+    if (landed := _landed_rows(work, columns)) is not None:
+        holds["whole"] = True
+        if erased:
+            landed = without_erased(work.session, landed, work.asset, columns)[0]
+        rows = landed.unionByName(rows)
     done = {**_arrived(work, facts, rows, end), "base": base, "settled": time.time(), **erased, **holds}
     parts: dict[str, Facts] = {}
     for name, part in came.items():  # parents first
@@ -322,6 +323,19 @@ def _without_landed(work: Work, facts: Facts, rows: Any) -> Any:
     schema = ", ".join(f"{quoted_name(name)} {types[name]}" for name in key)
     landed = work.session.read.schema(schema).format(work.request.format).load([*map(hadoop_place, places)])
     return without_landed(rows, landed, key, source)
+
+
+def _landed_rows(work: Work, columns: Sequence[Column]) -> Any:
+    """Returns the rows of a partitioned table that is replaced by one with these columns; None: it is not."""
+    landing = landing_of(work.metastore, work.asset, work.request)
+    if landing is None or landing.storage is None or not recreates(landing, columns, work.request):
+        return None
+    former = {column.name: column.type for column in landing.storage.columns}
+    places = partitions_since(work.metastore, landing, 0, work.claimed.job)
+    schema = ", ".join(f"{quoted_name(name)} {type_}" for name, type_ in former.items())
+    reader = work.session.read.schema(schema).format(work.request.format)
+    rows = reader.load([*map(hadoop_place, places)]) if places else work.session.createDataFrame([], schema)
+    return converted(rows, former, columns)
 
 
 def _as_they_came(facts: Facts) -> Facts:
@@ -399,6 +413,7 @@ def _published(work: Work, facts: Facts) -> Facts:
         files=facts["files"],
         bytes=facts["bytes"],
         base=facts.get("base"),
+        whole=facts.get("whole", False),
         watermark=facts.get("watermark"),
         low=facts.get("low"),
         remembered=work.remembered,

@@ -70,8 +70,8 @@ class BaseChanged(Error):
 @dataclass(frozen=True)
 class Landed:
     """Rows stored in their directory. figures: rows, files and bytes. base: the location whose rows they include
-    (merge); None: there was no table. watermark: see `landing_schema`. low, remembered: result and input of
-    `landed_until` when they were copied."""
+    (merge); None: there was no table. whole: they include all rows of a partitioned table, which they replace.
+    watermark: see `landing_schema`. low, remembered: result and input of `landed_until` when they were copied."""
 
     job: int
     fence: int
@@ -82,6 +82,7 @@ class Landed:
     files: int
     bytes: int
     base: str | None = None
+    whole: bool = False
     watermark: str | None = None
     low: str | None = None
     remembered: Mapping[str, Any] = field(default_factory=dict)
@@ -151,11 +152,22 @@ def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) 
     """Returns the columns that the landing table will have. Raises SchemaRefused."""
     if table is None or table.storage is None:
         return tuple(wanted)
-    appends = request.mode == "append" and request.schema_policy == "recreate"
-    policy = "add_columns" if appends else request.schema_policy  # its older partitions have the older columns
     if format_of(table) != request.format and request.mode != "overwrite":
         raise SchemaRefused(f"{table.db}.{table.name} is not in format {request.format}", hint="request mode overwrite")
-    return settled_columns(table.storage.columns, wanted, policy)
+    if request.mode == "append" and request.schema_policy == "recreate":
+        try:  # older partitions show NULL in columns that are only added
+            return settled_columns(table.storage.columns, wanted, "add_columns")
+        except SchemaRefused:
+            return tuple(wanted)
+    return settled_columns(table.storage.columns, wanted, request.schema_policy)
+
+
+def recreates(table: Table | None, columns: Sequence[Column], request: Request) -> bool:
+    """Returns True if a partitioned table is to be replaced, with all its rows in one partition, because these columns
+    have other types than landed ones, or lack some."""
+    if table is None or table.storage is None or request.mode != "append" or request.schema_policy != "recreate":
+        return False
+    return not {(each.name, each.type) for each in table.storage.columns} <= {(one.name, one.type) for one in columns}
 
 
 def make_database(metastore: Metastore, asset: Asset, request: Request, home: str) -> None:
@@ -269,7 +281,11 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
         return Publication(metastore.current_event_id(), False, again=True)
     if table is not None:
         _refuse_if_replaced(metastore, table, landed)
-    _refuse_other_rows(metastore, table, request, landed)
+    if not landed.whole:
+        _refuse_other_rows(metastore, table, request, landed)
+    elif table is not None and table.parameters.get(SINCE) != str(landed.job):
+        metastore.drop_table(table.db, table.name)  # not its rows; a claim that dies here creates the table, as below
+        table = there = None
     is_new = table is None
     if table is None:
         table = _made(asset, request, landed, landed.home)
@@ -331,3 +347,21 @@ def _own_partition(metastore: Metastore, table: Table, landed: Landed) -> Partit
     if there > landed.fence:
         raise Overtaken(f"{table.db}.{table.name}/{name} was published with fence {there}", hint="nothing is lost")
     return found[0] if found else None
+
+
+def partitions_since(metastore: Metastore, table: Table | None, since: int, job: int) -> list[str]:
+    """Returns the locations of rows that jobs have appended, beginning with the job `since`, without this job's own."""
+    if table is None:
+        return []
+    found = []
+    for some in metastore.all_partitions(table.db, table.name):
+        by = ((int(part.values[0]), part.location) for part in some)
+        found += [place for number, place in by if number >= since and number != job and place]
+    return found
+
+
+def landed_rows(metastore: Metastore, request: Request) -> int:
+    """Returns the number of rows that have landed, as their publications recorded it."""
+    table = metastore.table(*request.target)
+    some = metastore.all_partitions(table.db, table.name) if table.is_partitioned else ([table],)
+    return sum(int(each.parameters.get("numRows", 0)) for parts in some for each in parts)
