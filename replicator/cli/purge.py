@@ -205,7 +205,7 @@ def certificate(session: Session, /, as_json: bool, **given: Any) -> int:
 def _certificate_lines(done: Certificate, given: dict[str, Any]) -> list[str]:
     lines = [
         (done.status, f"{count_text(done.count, 'id')} of {done.ids}, at event {done.event}"),
-        ("never found", f"{done.never_found:,} of the ids were in no table" if done.never_found else None),
+        ("never found", _never_found(done.never_found, done.near_misses)),
         ("erased", shortened(f"{table}: {count_text(rows, 'row')}" for table, rows in sorted(done.erased.items()))),
         ("searched", shortened(done.searched)),
         ("replicas", shortened(done.replicas)),
@@ -216,6 +216,12 @@ def _certificate_lines(done: Certificate, given: dict[str, Any]) -> list[str]:
         ("took", took(done.seconds)) if "expedite" in given else ("made", done.time),
     ]
     return aligned(lines)
+
+
+def _never_found(count: int | None, near: int | None) -> str | None:
+    if not count:
+        return None
+    return f"{count_text(count, 'id')}, in no table" + (f"; {near:,} of these have a near match" if near else "")
 
 
 def _holding_line(each: dict[str, Any]) -> str:
@@ -229,7 +235,7 @@ def _purged_lines(done: Purged) -> Iterable[str]:
         [
             (done.status, f"run {done.run}{', continued' if done.resumed else ''}" if done.run else "dry run"),
             ("ids", f"{done.ids:,}"),
-            ("never found", f"{done.ids_never_found:,} of the ids are in no table" if done.ids_never_found else None),
+            ("never found", _never_found(done.ids_never_found, done.ids_near_misses)),
             (would, f"{count_text(done.rows_erased, 'row')} in {count_text(done.partitions_swapped, 'partition')}"),
             ("tables", shortened(_table_line(table) for table in done.tables)),
             ("not purged", shortened(_failures(done))),

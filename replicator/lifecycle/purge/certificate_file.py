@@ -109,8 +109,12 @@ def _sections(certificate: Certificate) -> Iterator[Section]:
 def _never_found(certificate: Certificate) -> list[str]:
     if not certificate.never_found:
         return []
-    text = f"{certificate.never_found:,} of them were found in no table, in exactly this spelling"
-    return [f"{text}: check for blanks, leading zeros and upper case"]
+    text = f"{certificate.never_found:,} of them were found in no table, by the rules of each table"
+    if not certificate.near_misses:
+        return [f"{text}; none has a near match" if certificate.near_misses == 0 else text]
+    return [
+        f"{text}; {certificate.near_misses:,} of these have a near match there: blanks, case, Unicode form or zeros"
+    ]
 
 
 def _holding(each: dict[str, object]) -> str:

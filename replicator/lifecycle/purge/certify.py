@@ -36,7 +36,7 @@ from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backup_actions import Retain
 from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.file_columns import look_at_all
-from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids
+from replicator.lifecycle.purge.ids import Ids, LossyIds, open_ids, read_ids
 from replicator.lifecycle.purge.options import (
     CertifyOptions,
     Onboarded,
@@ -111,7 +111,7 @@ class Certificate(Report):
     searched. holding: all remaining copies. searched: tables whose files were all read, and in which no row has an id.
     gaps: white-listed tables, and partitions of others, that were not searched. replicas: of one of the tables. erased:
     rows that the purges erased, by table. never_found: the number of ids that no purge of these has found in any table;
-    None if unknown."""
+    None if unknown. near_misses: how many of these a table had in another spelling."""
 
     status: str
     ids: str
@@ -123,6 +123,7 @@ class Certificate(Report):
     gaps: list[dict[str, Any]] = field(default_factory=list)
     erased: dict[str, int] = field(default_factory=dict)
     never_found: int | None = None
+    near_misses: int | None = None
     contents: int = 0
     replicas: list[str] = field(default_factory=list)
     holding: list[dict[str, Any]] = field(default_factory=list)
@@ -170,8 +171,10 @@ def certify(
     ids = _ids(session, asked, directories if options.run is not None else [])
     certificate.count = ids.count
     certificate.erased = _erased(directories)
-    known = [run.never_found for run in (each.read_run() for each in directories) if run.never_found is not None]
-    certificate.never_found = min(known, default=None)
+    known = [run for run in (each.read_run() for each in directories) if run.never_found is not None]
+    if known:
+        least = min(known, key=lambda run: run.never_found or 0)
+        certificate.never_found, certificate.near_misses = least.never_found, least.near_misses
     tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)
     certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
     for table in watched(runtime.progress, "search tables", tables):
@@ -266,7 +269,7 @@ def _rows_left(
             if not searching.is_unread(error):
                 raise
         return count(pushdown=False)
-    except searching.LossyIds as error:
+    except LossyIds as error:
         return 0, [PurgeGap(table.name, f"not searched: {error}")]
     except Error:
         raise

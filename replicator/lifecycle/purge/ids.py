@@ -1,4 +1,5 @@
-"""The ids of a purge: read once, so that all tables of a run see the same. Writes the run's snapshot, and no table.
+"""The ids of a purge: read once, so that all tables of a run see the same; and how they are compared with values.
+Writes the run's snapshot, and no table.
 
 Few ids are collected in one job and returned to Spark as a local table; larger sets never leave Spark.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -20,6 +21,8 @@ from cmroot.store.place import Place, is_local, join, local_path, located
 from replicator.core.engine import AutoEngine
 from replicator.core.text import SETTINGS, quoted_name, scalar_type
 from replicator.errors import Refused
+from replicator.lifecycle.purge.matching import NEAR, form_of, form_of_ids, is_matched
+from replicator.lifecycle.purge.options import Onboarded
 from replicator.lifecycle.purge.rewrite.blocks import Input
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.sequence import read_header, read_int, read_text
@@ -30,6 +33,8 @@ FEW = 100_000
 """The maximum number of ids held in memory, if they are numbers or texts; larger sets are held only by Spark."""
 
 VIEW = "replicator_purge_ids"
+
+_FOUND = VIEW + "_found"
 
 _PLAIN = frozenset({"tinyint", "smallint", "int", "bigint", "string", "date"})
 """Types that Arrow and Spark read and write equally."""
@@ -142,6 +147,129 @@ def hadoop_place(place: str) -> str:
     if place.startswith("s3://"):
         return "s3a://" + place.removeprefix("s3://")
     return place
+
+
+# ---- comparison ------------------------------------------------------------------------------------------------------
+
+
+KEYS = VIEW + "_keys"
+"""The view of the ids, cast to the type of the column that was searched last."""
+
+
+class LossyIds(Exception):
+    """Raised if a column's type can represent none of the ids; the message contains an example."""
+
+
+def keys_of(ids: Ids, onboarded: Onboarded) -> tuple[Any, int, str]:
+    """Returns the ids in the form in which the table's column is compared (`key`), their number, and a description of
+    those that its type cannot represent, or "". Raises LossyIds."""
+    if onboarded.match:
+        return _by_rules(ids, onboarded)
+    return _exactly(ids, scalar_type(comparable_type(onboarded.type)))
+
+
+def comparable_type(type_: str) -> str:
+    """Returns the type in which Spark compares values of a Hive type."""
+    return "string" if type_.startswith(("char", "varchar")) else type_
+
+
+def compared(onboarded: Onboarded, value: str) -> str:
+    """Returns SQL for what is compared with KEYS. value: SQL for a value of the column."""
+    return form_of(value, onboarded.type, onboarded.match) if onboarded.match else value
+
+
+def _exactly(ids: Ids, type_: str) -> tuple[Any, int, str]:
+    """Returns the ids as values of a type (`key`), their number, and a description of those that are none."""
+    try:
+        keys = ids.session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {VIEW}")
+    except Exception as error:
+        if "DATATYPE_MISMATCH" not in str(error):
+            raise
+        raise LossyIds(f"ids of type {ids.type} cannot be converted to {type_}") from error
+    same, count, lossy = f"try_cast(key AS {ids.type}) <=> id", ids.count, ""
+    lost = keys.where(f"key IS NULL OR NOT ({same})")
+    if type_ != ids.type and (example := lost.limit(1).collect()):
+        count -= (lost_count := lost.count())
+        lossy = f"{lost_count:,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}"
+        if not count:
+            raise LossyIds(f"{lossy}: nothing can be searched")
+        keys = keys.where(f"key IS NOT NULL AND {same}")
+    return keys.selectExpr("key"), count, lossy
+
+
+def _by_rules(ids: Ids, onboarded: Onboarded) -> tuple[Any, int, str]:
+    """Returns the ids in the form of the table's match rules (`key`). No id is too long or no number: all are texts."""
+    if not is_matched(ids.type):
+        raise LossyIds(f"ids.match compares texts and numbers, and the ids are of type {ids.type}")
+    try:
+        form = form_of_ids(ids.type, onboarded.type, onboarded.match)
+        return ids.session.sql(f"SELECT DISTINCT {form} AS key FROM {VIEW}"), ids.count, ""
+    except Exception as error:
+        if "DATATYPE_MISMATCH" not in str(error) and "UNRESOLVED_ROUTINE" not in str(error):
+            raise
+        raise LossyIds(f"ids.match {', '.join(onboarded.match)} needs Spark 4 or newer") from error
+
+
+def write_matched(ids: Ids, onboarded: Onboarded, found: str, place: str) -> None:
+    """Writes which ids a search has found, as Parquet. found: its results. May run twice."""
+    type_ = scalar_type(comparable_type(onboarded.type))
+    keys = ids.session.read.parquet(hadoop_place(found)).select("key").distinct()
+    keys.createOrReplaceTempView(_FOUND)
+    how = f"try_cast(id AS {type_}) = key AND try_cast(key AS {ids.type}) <=> id"
+    if onboarded.match:
+        keys.selectExpr(f"{compared(onboarded, 'key')} AS key").createOrReplaceTempView(_FOUND)
+        forms = f"SELECT id, {form_of_ids(ids.type, onboarded.type, onboarded.match)} AS form FROM {VIEW}"
+        matched = ids.session.sql(f"SELECT id FROM ({forms}) LEFT SEMI JOIN {_FOUND} ON form = key")
+    else:
+        matched = ids.session.sql(f"SELECT id FROM {VIEW} LEFT SEMI JOIN {_FOUND} ON {how}")
+    matched.write.mode("overwrite").parquet(hadoop_place(place))
+
+
+# ---- ids that were not found -----------------------------------------------------------------------------------------
+
+
+_MISSING = VIEW + "_missing"
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A column that was searched. column: SQL for it in the table `t`; type: its type."""
+
+    db: str
+    table: str
+    column: str
+    type: str
+
+
+def view_missing(ids: Ids, matched: Sequence[str]) -> Any:
+    """Returns a DataFrame of the ids that are in none of the results of a run, and makes a view of it."""
+    missing = ids.session.table(VIEW)
+    if matched:
+        ids.session.read.parquet(*map(hadoop_place, matched)).createOrReplaceTempView(_FOUND)
+        missing = ids.session.sql(f"SELECT id FROM {VIEW} LEFT ANTI JOIN {_FOUND} USING (id)")
+    missing.createOrReplaceTempView(_MISSING)
+    return missing
+
+
+def near_misses(ids: Ids, searched: Iterable[Searched], place: str, advance: Callable[[int], object]) -> int:
+    """Returns how many missing ids equal a value in some table by all match rules together. Reads each column once;
+    requires the view of `view_missing`. place: a directory for the results, which the caller removes. May run twice."""
+    results = []
+    for number, each in enumerate(searched):
+        table = quoted_name(each.db, each.table)
+        ids.session.sql(f"REFRESH TABLE {table}")
+        wanted = f"SELECT id, {form_of_ids(ids.type, each.type, NEAR)} AS form FROM {_MISSING}"
+        values = (
+            f"SELECT {form_of(each.column, each.type, NEAR)} AS form FROM {table} t WHERE {each.column} IS NOT NULL"
+        )
+        hint = f"/*+ {ids.hint}(w) */ " if ids.hint else ""
+        near = ids.session.sql(f"SELECT {hint}DISTINCT w.id FROM ({values}) v JOIN ({wanted}) w ON v.form = w.form")
+        results.append(f"{place}/{number}")
+        near.write.mode("overwrite").parquet(hadoop_place(results[-1]))
+        advance(1)
+    if not results:
+        return 0
+    return int(ids.session.read.parquet(*map(hadoop_place, results)).distinct().count())
 
 
 # ---- lost columns ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from replicator.core.model import Column, Table
 from replicator.core.not_replicated import SAID, table_format
 from replicator.core.text import decode_properties, property_entries, quoted_name, scalar_type
 from replicator.errors import UsageError
+from replicator.lifecycle.purge.matching import is_matched, match_rules
 from replicator.lifecycle.removal.removal import Limits
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -213,12 +214,14 @@ class PurgeGap(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class Onboarded:
     """A table to purge. field: the path to the field with ids, beginning with a column; type: the field's Hive type.
-    former: names that the column had earlier, in lower case; None if the descriptor does not say."""
+    former: names that the column had earlier, in lower case; None if the descriptor does not say. match: the rules by
+    which values equal ids; () for exactly."""
 
     table: Table
     field: tuple[str, ...]
     type: str
     former: tuple[str, ...] | None = None
+    match: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -258,7 +261,10 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
         if former and (len(parts) > 1 or set(former) & set(columns)):
             why = "ids in a struct have no former columns" if len(parts) > 1 else "the table has a column of that name"
             return PurgeGap(name, f"{DESCRIPTOR} names {', '.join(former)} as former: {why}", invalid=True)
-        return Onboarded(table, parts, type_at(columns[parts[0]], parts[1:]), former)
+        type_, match_ = type_at(columns[parts[0]], parts[1:]), match_rules(text)
+        if match_ and not is_matched(type_):
+            raise ValueError(f"ids.match compares texts and numbers, and {field} is a {type_}")
+        return Onboarded(table, parts, type_, former, match_)
     except ValueError as error:
         return PurgeGap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
 
@@ -317,11 +323,11 @@ def _only(value: Any) -> str:
     """Returns the only text value in a descriptor for which no field path is configured."""
     found: list[str] = []
 
-    def walk(each: Any) -> None:
+    def walk(each: Any, above: str = "") -> None:
         if isinstance(each, Mapping):
             for name, below in each.items():
-                if name != "former":
-                    walk(below)
+                if name != "former" and (above, name) != ("ids", "match"):
+                    walk(below, name)
         elif isinstance(each, str):
             found.append(each)
 

@@ -39,7 +39,8 @@ from replicator.metastore.newer_servers import refuse_for_spark
 
 @dataclass
 class Purged(Removals):
-    """The report of a purge. ids_never_found: ids that no table had; None in a plan. gaps: white-listed tables, and
+    """The report of a purge. ids_never_found: ids that no table had; None in a plan.
+    ids_near_misses: how many of these a table has in another spelling. gaps: white-listed tables, and
     partitions of other tables, that the purge does not reach. The lists of units name partitions with matching rows."""
 
     unfinished: ClassVar[str] = "partial"
@@ -48,6 +49,7 @@ class Purged(Removals):
     run: str
     ids: int = 0
     ids_never_found: int | None = None
+    ids_near_misses: int | None = None
     tables: list[TableDone] = field(default_factory=list)
     gaps: list[dict[str, Any]] = field(default_factory=list)
     resumed: bool = False
@@ -130,14 +132,13 @@ class Purge(Job[Onboarded, Purged]):
     def finish(self) -> None:
         self.done.event = self.metastore.current_event_id()
         try:
-            self.done.ids_never_found = self._work.never_found()
+            self.done.ids_never_found, self.done.ids_near_misses = self._work.never_found(self._tables)
         except Exception as error:
             if not searching.is_sparks(error):
                 raise
             self.done.warnings.append(f"ids that no table has were not counted: {searching.failed(error).message}")
-        run = msgspec.structs.replace(
-            self._work.run, status="done", ended=iso(self.runtime.clock()), never_found=self.done.ids_never_found
-        )
+        counted = {"never_found": self.done.ids_never_found, "near_misses": self.done.ids_near_misses}
+        run = msgspec.structs.replace(self._work.run, status="done", ended=iso(self.runtime.clock()), **counted)
         self._work.directory.write_run(run)
         self.check()
         remove_leftovers(self.root.place, self.metastore, self.live, self.check)

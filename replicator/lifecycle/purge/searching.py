@@ -22,7 +22,8 @@ from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
 from replicator.lifecycle.purge.file_columns import Looked
-from replicator.lifecycle.purge.ids import VIEW, Ids, hadoop_place
+from replicator.lifecycle.purge.ids import KEYS, Ids, comparable_type, compared, hadoop_place, keys_of
+from replicator.lifecycle.purge.matching import form_of
 from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.table_files import Part
 
@@ -41,15 +42,6 @@ filter is the range from the smallest to the largest id."""
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 """The setting for the number of tasks in which Spark lists partitions' directories; by default one for each."""
 
-_FOUND = VIEW + "_found"
-
-KEYS = VIEW + "_keys"
-"""The view of the ids, cast to the type of the column that was searched last."""
-
-
-class LossyIds(Exception):
-    """Raised if a column's type can represent none of the ids; the message contains an example."""
-
 
 @dataclass(frozen=True)
 class Search:
@@ -65,7 +57,7 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True, pushdown: 
     """Creates the query. converted: whether Spark may read Hive's Parquet and ORC with its own readers, which assume
     the table's format for all partitions, and do not read sub-directories; Hive's serdes do. pushdown: whether they may
     filter rows by the files' statistics, which fails for files with another type of the column. Raises LossyIds."""
-    session, type_ = ids.session, scalar_type(_comparable(onboarded.type))
+    session, type_ = ids.session, scalar_type(comparable_type(onboarded.type))
     for format_ in ("Parquet", "Orc"):
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
         session.conf.set(f"spark.sql.{format_.lower()}.filterPushdown", str(pushdown).lower())
@@ -73,29 +65,16 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True, pushdown: 
     session.conf.set("spark.sql.readSideCharPadding", "false")
     session.conf.set(_LISTING, str(session.sparkContext.defaultParallelism))
     session.conf.set("mapreduce.input.fileinputformat.input.dir.recursive", "true")
-    try:
-        keys = session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {VIEW}")
-    except Exception as error:
-        if "DATATYPE_MISMATCH" not in str(error):
-            raise
-        raise LossyIds(f"ids of type {ids.type} cannot be converted to {type_}") from error
-    same, count, lossy = f"try_cast(key AS {ids.type}) <=> id", ids.count, ""
-    lost = keys.where(f"key IS NULL OR NOT ({same})")
-    if type_ != ids.type and (example := lost.limit(1).collect()):
-        count -= (lost_count := lost.count())
-        lossy = f"{lost_count:,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}"
-        if not count:
-            raise LossyIds(f"{lossy}: nothing can be searched")
-        keys = keys.where(f"key IS NOT NULL AND {same}")
-    keys = keys.selectExpr("key")
+    keys, count, lossy = keys_of(ids, onboarded)
     (keys.hint(ids.hint) if ids.hint else keys).createOrReplaceTempView(KEYS)
     column = key_column(onboarded)
     table = quoted_name(onboarded.table.db, onboarded.table.name)
     session.sql(f"REFRESH TABLE {table}")
+    bounds = "true" if onboarded.match else _bounds(keys, count, column, type_)
     query = (
-        f"SELECT m.file, m.key, count(*) AS rows FROM (SELECT input_file_name() AS file, {column} AS key FROM {table} t"
-        f" WHERE {column} IS NOT NULL AND {_bounds(keys, count, column, type_)}) m"
-        f" LEFT SEMI JOIN {KEYS} i ON m.key = i.key GROUP BY m.file, m.key"
+        f"SELECT m.file, m.key, count(*) AS rows FROM (SELECT input_file_name() AS file, {column} AS key,"
+        f" {compared(onboarded, column)} AS form FROM {table} t WHERE {column} IS NOT NULL AND {bounds}) m"
+        f" LEFT SEMI JOIN {KEYS} i ON m.form = i.key GROUP BY m.file, m.key"
     )
     rows = session.sql(query)
     return Search(rows, escaped=not _by_serde(rows), lossy=lossy)
@@ -111,10 +90,6 @@ def key_column(onboarded: Onboarded) -> str:
     """Returns SQL for the column of ids in the table `t`."""
     column = "t." + quoted_name(*onboarded.field)
     return f"rtrim({column})" if onboarded.type.startswith("char") else column
-
-
-def _comparable(type_: str) -> str:
-    return "string" if type_.startswith(("char", "varchar")) else type_
 
 
 def _bounds(keys: Any, count: int, column: str, type_: str) -> str:
@@ -157,26 +132,6 @@ def ask_counts(found: Search) -> dict[str, int]:
     """Returns the same without writing anything, for a dry run."""
     rows: Iterator[Any] = found.rows.groupBy("file").agg({"rows": "sum"}).toLocalIterator()
     return {row[0]: row[1] for row in rows}
-
-
-def write_matched(ids: Ids, onboarded: Onboarded, found: str, place: str) -> None:
-    """Writes which ids a search has found, as Parquet. found: its results. May run twice."""
-    type_ = scalar_type(_comparable(onboarded.type))
-    keys = ids.session.read.parquet(hadoop_place(found)).select("key").distinct()
-    keys.createOrReplaceTempView(_FOUND)
-    matched = ids.session.sql(
-        f"SELECT id FROM {VIEW} LEFT SEMI JOIN {_FOUND}"
-        f" ON try_cast(id AS {type_}) = key AND try_cast(key AS {ids.type}) <=> id"
-    )
-    matched.write.mode("overwrite").parquet(hadoop_place(place))
-
-
-def count_never_found(ids: Ids, matched: Sequence[str]) -> int:
-    """Returns the number of ids that are in none of the results of `write_matched`."""
-    if not matched:
-        return ids.count
-    ids.session.read.parquet(*map(hadoop_place, matched)).createOrReplaceTempView(_FOUND)
-    return int(ids.session.sql(f"SELECT id FROM {VIEW} LEFT ANTI JOIN {_FOUND} USING (id)").count())
 
 
 def is_sparks(error: Exception) -> bool:
@@ -241,15 +196,16 @@ def _with_former(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looked], f
         if onboarded.field[0] in present:
             frame = frame.where(f"{quoted_name(onboarded.field[0])} IS NULL")
         key = key_in(frame, onboarded)
-        keys = frame.alias("t").selectExpr(f"{file} AS file", f"{key} AS key").join(_keys(ids), "key", "left_semi")
-        rows = rows.union(keys.groupBy("file", "key").count().select("file", "key", "count"))
+        frame = frame.alias("t").selectExpr(f"{file} AS file", f"{key} AS value", f"{compared(onboarded, key)} AS key")
+        keys = frame.join(_keys(ids), "key", "left_semi")
+        rows = rows.union(keys.groupBy("file", "value").count().select("file", "value", "count"))
     return Search(rows, found.escaped, found.lossy)
 
 
 def key_in(frame: Any, onboarded: Onboarded) -> str:
     """Returns SQL for the ids in a DataFrame `t` of files: of the column, or of a former one."""
     present = {name.lower() for name in frame.columns}
-    type_ = scalar_type(_comparable(onboarded.type))
+    type_ = scalar_type(comparable_type(onboarded.type))
     former = [f"try_cast(t.{quoted_name(each)} AS {type_})" for each in onboarded.former or () if each in present]
     own = [f"CAST({key_column(onboarded)} AS {type_})"] if onboarded.field[0] in present or not former else []
     return own[0] if not former else f"coalesce({', '.join([*own, *former])})"
@@ -289,9 +245,11 @@ def _unknown_with_ids(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looke
 
 def _ids_in(ids: Ids, onboarded: Onboarded, kind: str, name: str, places: Sequence[str]) -> tuple[str, int] | None:
     """Returns a file that has ids in a column, and their number there."""
-    type_ = scalar_type(_comparable(onboarded.type))
+    type_ = scalar_type(comparable_type(onboarded.type))
     frame = by_path(ids.session, kind, places, (Column(name, "string"),) if kind == "json" else ())
     value = f"try_cast(CAST({quoted_name(name)} AS STRING) AS {type_})"
+    if onboarded.match:
+        value = form_of(quoted_name(name), "string", onboarded.match)
     keys = frame.selectExpr("input_file_name() AS file", f"{value} AS key").join(_keys(ids), "key", "left_semi")
     rows = keys.groupBy("file").count().limit(1).collect()
     return (place_of(rows[0][0], escaped=True), rows[0][1]) if rows else None

@@ -25,7 +25,7 @@ from replicator.core.model import Storage
 from replicator.core.spark import counted
 from replicator.core.text import quoted_name, quoted_text
 from replicator.lifecycle.purge import searching
-from replicator.lifecycle.purge.ids import hadoop_place, lost_columns
+from replicator.lifecycle.purge.ids import KEYS, compared, hadoop_place, lost_columns
 from replicator.lifecycle.purge.options import Onboarded, data_columns, is_sparks
 from replicator.lifecycle.purge.rewrite.formats import Unsupported, check_by_spark
 from replicator.lifecycle.purge.rewrite.rewrite_task import give_rights
@@ -56,8 +56,10 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: 
         return Staged(staging, error=lost, final=True)
     staged = Staged(staging)
     before, key = int(old.count()), searching.key_column(onboarded)
-    ids = session.table(searching.KEYS).withColumnRenamed("key", _ID)
-    staying = old.alias("t").selectExpr("t.*", f"{key} AS {_ID}").join(ids, _ID, "left_anti").drop(_ID)
+    ids = session.table(KEYS).withColumnRenamed("key", _ID)
+    staying = (
+        old.alias("t").selectExpr("t.*", f"{compared(onboarded, key)} AS {_ID}").join(ids, _ID, "left_anti").drop(_ID)
+    )
     kept, rows = counted(staying)
     _write(kept, staging, _properties(onboarded, part.storage))
     written = rows()
@@ -75,7 +77,7 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: 
     new = by_serde(session, onboarded.table, part.storage, staging.new)
     if staged.erased != staging.rows_matched:
         staged.error = f"{staged.erased:,} of {before:,} rows were left out, but Spark found {staging.rows_matched:,}"
-    elif wrong := _otherwise(session, staging, found, key, old, new):
+    elif wrong := _otherwise(session, onboarded, staging, found, old, new):
         staged.error = f"for {wrong:,} ids, Spark found other numbers of rows than were left out"
     staged.checksums = {name: _checksum(join(part.location, name)) for name in staging.matched}
     return staged
@@ -92,13 +94,15 @@ def _write(kept: Any, staging: Staging, properties: Mapping[str, str]) -> None:
         kept.sparkSession.sql(_insert(staging.new, storage))
 
 
-def _otherwise(session: Any, staging: Staging, found: str, key: str, old: Any, new: Any) -> int:
+def _otherwise(session: Any, onboarded: Onboarded, staging: Staging, found: str, old: Any, new: Any) -> int:
     """Returns the number of ids whose row count in the search differs from that in the old less the new files."""
     files = session.createDataFrame(pa.table({"file": sorted(staging.uris.values())}))
     counts = [session.read.parquet(hadoop_place(found)).join(files, "file").select("key", "rows")]
+    key = searching.key_column(onboarded)
+    values = [f"{key} AS value", f"{compared(onboarded, key)} AS key"]
     for frame, sign in ((old, -1), (new, 1)):
-        keys = frame.alias("t").selectExpr(f"{key} AS key").join(session.table(searching.KEYS), "key", "left_semi")
-        counts.append(keys.selectExpr("key", f"{sign}L AS rows"))
+        keys = frame.alias("t").selectExpr(*values).join(session.table(KEYS), "key", "left_semi")
+        counts.append(keys.selectExpr("value AS key", f"{sign}L AS rows"))
     summed = reduce(lambda one, other: one.union(other), counts).groupBy("key").agg({"rows": "sum"})
     return int(summed.where("`sum(rows)` <> 0").count())
 
@@ -297,7 +301,11 @@ def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
     """Hashes all columns, including null flags, because the hash itself ignores nulls."""
     values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
     file = "xxhash64(input_file_name())" if escaped else "input_file_name()"
-    reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{searching.key_in(frame, onboarded)} AS key"]
+    reported = [
+        f"{file} AS file",
+        f"xxhash64({values}) AS hash",
+        f"{compared(onboarded, searching.key_in(frame, onboarded))} AS key",
+    ]
     return frame.alias("t").selectExpr(*reported)
 
 
@@ -338,7 +346,7 @@ def _sides(session: Any, hashed: Sequence[tuple[bool, bool, Any]]) -> Iterator[t
     for kind in sorted({(escaped, new) for escaped, new, _ in hashed}):
         frame = _union(each for *which, each in hashed if tuple(which) == kind)
         escaped, new = kind
-        yield (frame if new else frame.join(session.table(searching.KEYS), "key", "left_anti")), escaped
+        yield (frame if new else frame.join(session.table(KEYS), "key", "left_anti")), escaped
 
 
 def _union(frames: Iterable[Any]) -> Any:

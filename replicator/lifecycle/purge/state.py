@@ -117,8 +117,8 @@ class Counted(msgspec.Struct, frozen=True):
 class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run. stamp: 13 digits, part of the names of the directories it creates. status: `running` until it has ended;
     `abandoned`: it was killed, and a different request followed. tables: the finished ones. never_found: the number of
-    ids that no table had, None if unknown. request: JSON that is equal
-    for equal requests. counted: the last change of each partitioned table's own counts."""
+    ids that no table had, None if unknown; near_misses: how many of these a table had in another spelling. request:
+    JSON that is equal for equal requests. counted: the last change of each partitioned table's own counts."""
 
     id: str
     stamp: str
@@ -130,6 +130,7 @@ class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
     ids_type: str = ""
     tables: tuple[str, ...] = ()
     never_found: int | None = None
+    near_misses: int | None = None
     counted: dict[str, Counted] = {}
     version: int = VERSION
 

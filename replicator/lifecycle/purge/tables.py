@@ -22,10 +22,11 @@ from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.file_columns import look_at_all
-from replicator.lifecycle.purge.ids import Ids
+from replicator.lifecycle.purge.ids import Ids, LossyIds, Searched, near_misses, view_missing, write_matched
+from replicator.lifecycle.purge.matching import is_matched
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap, PurgeOptions
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
-from replicator.lifecycle.purge.searching import LossyIds, Matched, Search, Unplaced, by_part, place_of, searched
+from replicator.lifecycle.purge.searching import Matched, Search, Unplaced, by_part, place_of, searched
 from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.lifecycle.purge.swapping import (
@@ -188,7 +189,7 @@ class TableWork:
             searching.write_found(attempt.found, place)
         parts, stamp, counts = list(attempt.parts.values()), self._stamp(), searching.read_counts(place)
         if counts:  # before a swap: a run that continues this one does not find these ids again
-            searching.write_matched(self.ids, attempt.onboarded, place, join(self.directory.matched, stamp))
+            write_matched(self.ids, attempt.onboarded, place, join(self.directory.matched, stamp))
         matched = by_part(parts, counts, escaped=attempt.found.escaped)
         dirty = [part for part in parts if part.name in matched and part.name not in ended]
         units = [
@@ -256,12 +257,19 @@ class TableWork:
             done.units.append(msgspec.to_builtins(unit))
         return []
 
-    def never_found(self) -> int:
-        """Returns the number of ids that no table of the run had."""
-        matched = Place(self.directory.matched)
-        count = searching.count_never_found(self.ids, [str(matched / name) for name in matched.list()])
-        matched.remove_own_tree()
-        return count
+    def never_found(self, tables: Sequence[Onboarded]) -> tuple[int, int]:
+        """Returns the number of ids that no table of the run had, and how many of these a table has in another
+        spelling. Reads the tables only if there are any."""
+        matched, near = Place(self.directory.matched), Place(self.directory.place) / "found"
+        try:
+            missing = view_missing(self.ids, [str(matched / name) for name in matched.list()]).cache()
+            count = int(missing.count())
+            known = [_searched_column(each) for each in tables if count and is_matched(each.type)]
+            with self.progress.task("near misses", len(known)) as advance:
+                return count, near_misses(self.ids, known, str(near / "near"), advance)
+        finally:
+            matched.remove_own_tree()
+            near.remove_own_tree()
 
     # ---- one batch of its partitions ------------------------------------------------------------------------------
 
@@ -399,6 +407,11 @@ def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> File
         raise Unsupported(f"{part.location} is a file, but a purge swaps directories")
     found = format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
     return msgspec.structs.replace(found, former=onboarded.former or ())
+
+
+def _searched_column(onboarded: Onboarded) -> Searched:
+    table = onboarded.table
+    return Searched(table.db, table.name, searching.key_column(onboarded), onboarded.type)
 
 
 def _lacking(staged: Staged) -> str:
