@@ -76,6 +76,44 @@ def test_files_from_before_a_rename_of_the_column_are_not_certified(
     assert certificate.status == "gaps" and not certificate.searched, certificate
 
 
+@pytest.mark.parametrize("name", ["avro", "json"])
+def test_a_former_column_of_avro_and_json_is_searched_and_its_rows_are_erased(
+    warehouse: Warehouse, people: Any, name: str
+) -> None:
+    home = people(name, FORMATS[name], former=["cust"])
+    root = warehouse.root(f"former_{name}")
+    if name != "avro":
+        (home / "mixed.json").write_text(
+            '{"cust":10,"v":"before10"}\n{"customer":20}\n{"cust":null}\n{"v":"before11"}\n'
+        )
+
+    done = warehouse.purge(root, warehouse.ids, f"col.{name}")
+
+    assert done.status == "done" and done.tables[0].rows_erased == (6 if name == "avro" else 8), done
+    assert not done.gaps
+    words = [row[1] for row in warehouse.rows(f"col.{name}")]
+    kept = [number for number in range(30) if number % 10]
+    assert {f"{word}{number}" for number in kept for word in ("before", "after")} == {word for word in words if word}
+    assert len(words) == 2 * len(kept) + (0 if name == "avro" else 2)
+    assert certified(warehouse, root, f"col.{name}").status == "certified"
+
+
+def test_a_record_with_both_columns_is_a_gap(warehouse: Warehouse, people: Any) -> None:
+    home = people("both", FORMATS["json"], former=["cust"])
+    (home / "both.json").write_text('{"cust":10,"customer":11}\n')
+    done = warehouse.purge(warehouse.root("both"), warehouse.ids, "col.both")
+    assert "several fields of ids: customer, cust" in done.gaps[0]["reason"], done.gaps
+
+
+def test_a_schema_of_its_own_hides_former_columns_of_avro(warehouse: Warehouse, people: Any) -> None:
+    home = people("schema", "STORED AS AVRO", former=["cust"])
+    fields = [{"name": "customer", "type": ["null", "long"], "default": None}]
+    literal = json.dumps({"type": "record", "name": "r", "fields": fields})
+    warehouse.sql(f"ALTER TABLE col.schema SET TBLPROPERTIES ('avro.schema.literal'='{literal}')")
+    done = warehouse.purge(warehouse.root("schema"), warehouse.ids, "col.schema")
+    assert home and "without a column customer" in done.gaps[0]["reason"], done.gaps
+
+
 @pytest.mark.parametrize("name", ["parquet", "spark_parquet", "orc"])
 def test_a_former_column_is_searched_and_its_rows_are_erased(warehouse: Warehouse, people: Any, name: str) -> None:
     people(name, FORMATS[name], former=["cust"])

@@ -40,6 +40,8 @@ UNKNOWN = 20
 
 _BY_POSITION = ("parquet.column.index.access", "orc.force.positional.evolution")
 """Properties by which Hive reads columns by their position, while Spark reads them by name."""
+_SCHEMAS = {"avro.schema.literal", "avro.schema.url"}
+"""Properties with a reader's schema: Hive reads no other columns, such as a former one."""
 _UNNAMED = re.compile(r"_col\d+")
 
 Field = tuple[str, tuple["Field", ...]]
@@ -99,7 +101,7 @@ def wanted(onboarded: Onboarded, storage: Storage) -> Wanted | None:
         index if own[index : index + 1] == [onboarded.field[0]] else -1,
         len(own),
         any(settings.get(each) == "true" for each in _BY_POSITION),
-        onboarded.former,
+        onboarded.former if not onboarded.former or not (_SCHEMAS & settings.keys()) else None,
     )
 
 
@@ -178,7 +180,7 @@ def _found(how: Wanted, fields: Sequence[Field]) -> _File:
     if how.path[0][0] in lower and earlier:
         return _File(f"with the columns {how.path[0][0]} and {earlier[0]}, both of ids", unknown)
     if not any(name.lower() in lower for name in how.path[0]):
-        if len(earlier) == 1 and how.kind in ("parquet", "orc"):
+        if len(earlier) == 1:
             rest = {name: scalar for name, scalar in unknown.items() if name.lower() != earlier[0]}
             return _File("", rest, former=True)
         return msgspec.structs.replace(_missing(how, fields, earlier), unknown=unknown)
@@ -244,19 +246,24 @@ def _json_of(name: str, source: BinaryIO, how: Wanted) -> _File:
     """Reads all lines: each record has its own names. A record without the ids' field is one without an id, unless it
     has fields that the table does not know."""
     unknown: dict[str, bool] = {}
-    missing = 0
+    missing, former, former_names = 0, False, set(how.former or ())
     for record in _records(name, source):
         fields = _members(record)
         spelled = [each for each, _ in fields] if how.exact else [each.lower() for each, _ in fields]
-        strange = {each: below == () for each, below in fields if _is_strange(each, how)}
+        own, earlier = how.path[0][0] in spelled, former_names.intersection(spelled)
+        strange = {name: below == () for name, below in fields if _is_strange(name, how) and name not in earlier}
         if len(unknown) <= UNKNOWN:
             unknown |= strange
-        missing += bool(strange) and how.path[0][0] not in spelled
+        if len(earlier) + own > 1:
+            names = ", ".join([how.path[0][0], *(how.former or ())])
+            return _File(f"with records that have several fields of ids: {names}")
+        former |= bool(earlier)
+        missing += bool(strange) and not own and not earlier
     if not missing or how.former == ():
-        return _File("", unknown)
+        return _File("", unknown, former)
     others = ", ".join(list(unknown)[:SHOWN])
     reason = f"with records that have no {how.path[0][0]}, but fields that the table does not have ({others})"
-    return _File(reason, unknown)
+    return _File(reason, unknown, former)
 
 
 def _is_strange(name: str, how: Wanted) -> bool:

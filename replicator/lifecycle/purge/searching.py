@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -159,6 +160,8 @@ def failed(error: Exception) -> Error:
 # ---- searching -------------------------------------------------------------------------------------------------------
 
 
+FORMER = 100
+"""The maximum number of partitions of Hive's Avro and JSON whose former columns are searched: each has its own read."""
 REPORTED = 100
 """The maximum number of a table's partitions that are reported as not searched; the others are counted."""
 
@@ -179,19 +182,42 @@ def searched(
     if found.lossy:
         column = ".".join(onboarded.field)
         gaps.append(PurgeGap(onboarded.name, f"{found.lossy}, the type of {column}: no row was searched for them"))
-    return _with_former(ids, onboarded, looked, found), gaps
+    earlier = [part for part in parts if looked[part.location].columns.former]
+    by_one = [part for part in earlier if _is_by_serde(onboarded.table, part.storage)]
+    if left := by_one[FORMER:]:
+        reason = f"not searched: the former column of {len(left):,} partitions, after {FORMER:,} others"
+        gaps.append(PurgeGap(onboarded.name, f"{reason}: rewrite their files with the present one"))
+        names = {part.name for part in left}
+        earlier = [part for part in earlier if part.name not in names]
+    return _with_former(ids, onboarded, earlier, looked, found), gaps
 
 
-def _with_former(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looked], found: Search) -> Search:
-    """Adds the rows of files that have the ids in a former column only."""
-    places: dict[str, list[str]] = {}
-    for each in looked.values():
-        if each.columns.former:
-            places.setdefault(each.columns.kind, []).append(each.location)
+def _is_by_serde(table: Table, storage: Storage) -> bool:
+    """Returns True for files with named columns that only Hive's serdes read, one directory at a time."""
+    return _provider(table) == "hive" and (storage.serde.library or "").endswith(("AvroSerDe", "JsonSerDe"))
+
+
+def _provider(table: Table) -> str:
+    return table.parameters.get("spark.sql.sources.provider", "hive").lower()
+
+
+def with_former(onboarded: Onboarded, storage: Storage) -> tuple[Column, ...]:
+    """Returns the columns of a part, and the ids' former ones in formats whose columns a reader must be given."""
+    columns = storage.columns or data_columns(onboarded.table)
+    if not onboarded.former or not (_provider(onboarded.table) == "json" or _is_by_serde(onboarded.table, storage)):
+        return columns
+    return (*columns, *(Column(name, onboarded.type) for name in onboarded.former))
+
+
+def _with_former(
+    ids: Ids, onboarded: Onboarded, parts: Sequence[Part], looked: Mapping[str, Looked], found: Search
+) -> Search:
+    """Adds the rows that have the ids in a former column only. parts: those with such files."""
     rows = found.rows
-    file = "input_file_name()" if found.escaped else "url_decode(replace(input_file_name(), '+', '%2B'))"
-    for kind, several in places.items():
-        frame = by_path(ids.session, kind, several)
+    for frame, escaped in _former_frames(ids, onboarded, parts, looked):
+        file = "input_file_name()"
+        if escaped and not found.escaped:
+            file = f"url_decode(replace({file}, '+', '%2B'))"
         present = {name.lower() for name in frame.columns}
         if onboarded.field[0] in present:
             frame = frame.where(f"{quoted_name(onboarded.field[0])} IS NULL")
@@ -200,6 +226,31 @@ def _with_former(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looked], f
         keys = frame.join(_keys(ids), "key", "left_semi")
         rows = rows.union(keys.groupBy("file", "value").count().select("file", "value", "count"))
     return Search(rows, found.escaped, found.lossy)
+
+
+def _former_frames(
+    ids: Ids, onboarded: Onboarded, parts: Sequence[Part], looked: Mapping[str, Looked]
+) -> Iterator[tuple[Any, bool]]:
+    """Yields DataFrames, with True for Spark's own readers, which escape names."""
+    places: dict[str, list[str]] = {}
+    for part in parts:
+        if _is_by_serde(onboarded.table, part.storage):
+            storage = msgspec.structs.replace(part.storage, columns=with_former(onboarded, part.storage))
+            yield by_serde(ids.session, onboarded.table, storage, part.location), False
+        else:
+            places.setdefault(looked[part.location].columns.kind, []).append(part.location)
+    for kind, several in places.items():
+        if kind != "json":
+            yield by_path(ids.session, kind, several), True
+            continue
+        storage = msgspec.structs.replace(parts[0].storage, columns=data_columns(onboarded.table))
+        yield by_path(ids.session, kind, several, with_former(onboarded, storage), reader_options(storage)), True
+
+
+def reader_options(storage: Storage) -> dict[str, str]:
+    """Returns a table's options of one of Spark's own readers."""
+    given = storage.serde.parameters
+    return {key: value for key, value in given.items() if key.lower() not in ("path", "serialization.format")}
 
 
 def key_in(frame: Any, onboarded: Onboarded) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
@@ -29,7 +30,7 @@ from replicator.lifecycle.purge.ids import KEYS, compared, hadoop_place, lost_co
 from replicator.lifecycle.purge.options import Onboarded, data_columns, is_sparks
 from replicator.lifecycle.purge.rewrite.formats import Unsupported, check_by_spark
 from replicator.lifecycle.purge.rewrite.rewrite_task import give_rights
-from replicator.lifecycle.purge.searching import by_path, by_serde, place_of, settings
+from replicator.lifecycle.purge.searching import by_path, by_serde, place_of, reader_options, settings, with_former
 from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
 from replicator.lifecycle.purge.table_files import is_below, is_data, look_at
 
@@ -248,8 +249,9 @@ def _frames(
         if native:
             by_kind.setdefault(native, []).append(staging)
             continue
+        storage = msgspec.structs.replace(staging.part.storage, columns=with_former(onboarded, staging.part.storage))
         for place in _places(staging, chosen[staging.part.name], new=new, few=FEW):
-            yield False, by_serde(session, onboarded.table, staging.part.storage, place)
+            yield False, by_serde(session, onboarded.table, storage, place)
     for kind, some in by_kind.items():
         places = [place for each in some for place in _places(each, chosen[each.part.name], new=new)]
         for frame in _read(session, kind, onboarded, some[0], places):
@@ -278,9 +280,8 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
     """Yields all files in one frame, or one frame each if their columns cannot be merged. For a file with a column type
     unknown to Spark, reads only the partition's known columns."""
     if kind in ("csv", "json"):
-        given = staging.part.storage.serde.parameters
-        options = {key: value for key, value in given.items() if key.lower() not in ("path", "serialization.format")}
-        yield by_path(session, kind, places, data_columns(onboarded.table), options)
+        storage = msgspec.structs.replace(staging.part.storage, columns=data_columns(onboarded.table))
+        yield by_path(session, kind, places, with_former(onboarded, storage), reader_options(storage))
         return
     try:
         yield by_path(session, kind, places)

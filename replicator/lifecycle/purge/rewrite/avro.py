@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cmroot.errors import FormatError
 from replicator.lifecycle.purge.rewrite.blocks import Input, avro_codec
-from replicator.lifecycle.purge.rewrite.columnar import Counts
+from replicator.lifecycle.purge.rewrite.columnar import Counts, present
 from replicator.lifecycle.purge.rewrite.formats import (
     AvroType,
     FileFormat,
@@ -40,9 +40,11 @@ Read = Callable[[bytes, int], Any]
 def rewrite_avro(
     source: BinaryIO, target: AbstractContextManager[BinaryIO], format_: FileFormat, keys: pa.Array
 ) -> Counts:
-    """Copies a file except the records whose field is one of `keys`; records without an id are retained."""
+    """Copies a file except the records whose field is one of `keys`; records without an id are retained. Files
+    without the field are read by its former column."""
     file = _Container(Input(source))
-    names = format_.spellings or tuple((part,) for part in format_.field)
+    columns = [each.name for each in file.schema.fields]
+    names = format_.spellings or tuple((part,) for part in present(columns, format_.field, format_.former))
     locate = compile_locate(file.schema, names, format_.type, keys.type)
     wanted = {key: position for position, key in enumerate(_canonical(keys))}
     rows, dropped = 0, Counter[int]()

@@ -164,8 +164,9 @@ class FileFormat(msgspec.Struct, frozen=True):
     """A file format. kind: selects reader and writer; by: the engine whose reader of that kind is emulated. column: the
     column of ids, by its index (`text`, `csv`); field: by name. separator, quote, escape, null: of text; header: each
     file begins with a line of names. rows: the format of the values in a `sequence` file. spellings: the possible names
-    of each part of `field` in an `avro` file; empty: the same names. former: columns that have the ids in `parquet` and
-    `orc` files without `field`. skipped: the first and last lines of each text file that Hive does not read as rows."""
+    of each part of `field` in an `avro` file; empty: the same names. former: columns that have the ids in `parquet`,
+    `orc` and `avro` files without `field`, and in records of `json` without it. skipped: the first and last lines
+    of each text file that Hive does not read as rows."""
 
     kind: Kind
     column: int = 0

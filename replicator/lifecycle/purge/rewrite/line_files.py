@@ -198,8 +198,9 @@ def _json(format_: FileFormat, read: Read) -> Identify:
             text = line.decode()
             for name in above:
                 text = _members(text, format_.by).get(name, "")
-            value = _members(text, format_.by).get(last)
-            return NONE if value is None else read(value)
+            members = _members(text, format_.by)
+            found = (read(members[name]) for name in (last, *format_.former) if name in members)
+            return next((value for value in found if value is not NONE), NONE)
         except (UnicodeDecodeError, RecursionError):
             return NONE
 
