@@ -66,6 +66,47 @@ def test_ids_that_a_column_cannot_hold_are_named_and_the_others_erased(warehouse
     assert done.tables[0].error == "1 of 1 ids, such as 'ten', are no tinyint: nothing can be searched"
 
 
+def test_ids_in_collections_and_partition_values_are_gaps_by_name(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE cl",
+        f"CREATE TABLE cl.list (id ARRAY<BIGINT>) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        f"CREATE TABLE cl.pairs (id MAP<BIGINT, STRING>) STORED AS ORC TBLPROPERTIES ({DESCRIPTOR})",
+        f"CREATE TABLE cl.value (v STRING) PARTITIONED BY (id BIGINT) STORED AS ORC TBLPROPERTIES ({DESCRIPTOR})",
+        f"CREATE TABLE cl.plain (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO cl.plain VALUES (10), (11)",
+    )
+    root = warehouse.root("collections")
+    done = warehouse.purge(root, warehouse.ids, "cl")
+    reasons = {gap["table"]: gap["reason"] for gap in done.gaps}
+    assert set(reasons) == {"cl.list", "cl.pairs", "cl.value"} and done.rows_erased == 1, done
+    assert "array<bigint> cannot be compared with an id" in reasons["cl.list"]
+    assert "map<bigint,string> cannot be compared with an id" in reasons["cl.pairs"]
+    assert "partition key, and no search reads names of partitions" in reasons["cl.value"]
+    asked = PurgeOptions(warehouse.ids, "cl", "privacy.column")
+    certificate = warehouse.certify(root, asked, run="latest", expedited=True)
+    assert certificate.status == "gaps" and certificate.searched == ["cl.plain"], certificate
+
+
+@pytest.mark.parametrize("stored", ["STORED AS PARQUET", "STORED AS ORC", "USING parquet", "USING json", "USING csv"])
+def test_a_column_with_a_dot_in_its_name_is_searched(warehouse: Warehouse, stored: str) -> None:
+    descriptor = DESCRIPTOR.replace('"id"', '"`a.b`"')
+    type_, value = ("STRING", "id") if "csv" in stored else ("STRUCT<b: BIGINT>", "named_struct('b', id + 1)")
+    warehouse.sql(
+        "CREATE DATABASE dot",
+        f"CREATE TABLE dot.t (`a.b` BIGINT, a {type_}) {stored} TBLPROPERTIES ({descriptor})",
+        f"INSERT INTO dot.t SELECT id, {value} FROM range(0, 30)",
+    )
+    root = warehouse.root(f"dot_{''.join(filter(str.isalpha, stored))}")
+    done = warehouse.purge(root, warehouse.ids, "dot.t")
+    asked = PurgeOptions(warehouse.ids, "dot.t", "privacy.column")
+    certificate = warehouse.certify(root, asked, run="latest", expedited=True)
+    left = [row[0] for row in warehouse.rows("dot.t")]
+    warehouse.drop("dot")
+    assert (done.status, done.rows_erased, done.gaps) == ("done", 3, []), done
+    assert sorted(left) == [number for number in range(30) if number % 10]
+    assert certificate.status == "certified", certificate
+
+
 def test_ids_that_no_table_has_are_counted_in_the_certificate(warehouse: Warehouse) -> None:
     warehouse.sql(
         "CREATE DATABASE nf",

@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 from cmroot.errors import Error, FormatError
 from cmroot.store.place import Place, is_local, join, local_path, located
 from replicator.core.engine import AutoEngine
+from replicator.core.model import Column, Storage, Table
 from replicator.core.text import SETTINGS, quoted_name, scalar_type
 from replicator.errors import Refused
 from replicator.lifecycle.purge.matching import NEAR, form_of, form_of_ids, is_matched
-from replicator.lifecycle.purge.options import Onboarded
+from replicator.lifecycle.purge.options import Onboarded, data_columns
 from replicator.lifecycle.purge.rewrite.blocks import Input
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.sequence import read_header, read_int, read_text
@@ -223,6 +224,29 @@ def write_matched(ids: Ids, onboarded: Onboarded, found: str, place: str) -> Non
     else:
         matched = ids.session.sql(f"SELECT id FROM {VIEW} LEFT SEMI JOIN {_FOUND} ON {how}")
     matched.write.mode("overwrite").parquet(hadoop_place(place))
+
+
+def is_by_serde(table: Table, storage: Storage) -> bool:
+    """Returns True for files with named columns that only Hive's serdes read, one directory at a time."""
+    return _provider(table) == "hive" and (storage.serde.library or "").endswith(("AvroSerDe", "JsonSerDe"))
+
+
+def _provider(table: Table) -> str:
+    return table.parameters.get("spark.sql.sources.provider", "hive").lower()
+
+
+def with_former(onboarded: Onboarded, storage: Storage) -> tuple[Column, ...]:
+    """Returns the columns of a part, and the ids' former ones in formats whose columns a reader must be given."""
+    columns = storage.columns or data_columns(onboarded.table)
+    if not onboarded.former or not (_provider(onboarded.table) == "json" or is_by_serde(onboarded.table, storage)):
+        return columns
+    return (*columns, *(Column(name, onboarded.type) for name in onboarded.former))
+
+
+def reader_options(storage: Storage) -> dict[str, str]:
+    """Returns a table's options of one of Spark's own readers."""
+    given = storage.serde.parameters
+    return {key: value for key, value in given.items() if key.lower() not in ("path", "serialization.format")}
 
 
 # ---- ids that were not found -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Match rules of ids: by which spellings a value in a column equals an id. Pure.
+"""Match rules of ids: by which spellings a value in a column equals an id; and `ids` of a descriptor. Pure.
 
 `exact` compares values of the column's type. Every other rule compares texts, each brought into one form by an
 expression of Spark: the search, the proof of the new files and the certificate apply it to the ids and to the values
@@ -95,3 +95,18 @@ def _rules(value: Any) -> tuple[str, ...]:
             raise ValueError("ids.match combines exact with another rule")
         return ()
     return tuple(rule for rule in NEAR if rule in names)
+
+
+def former_columns(descriptor: str) -> tuple[str, ...] | None:
+    """Returns the earlier names of the ids' column, `{"ids": {"former": ["cust"]}}`. Raises ValueError."""
+    value = msgspec.json.decode(descriptor)
+    match value:
+        case {"ids": {"former": str(name)}}:
+            names = [name]
+        case {"ids": {"former": list(names)}} if all(isinstance(name, str) and name for name in names):
+            pass
+        case {"ids": {"former": other}}:
+            raise ValueError(f"ids.former is not a list of columns: {msgspec.json.encode(other).decode()[:80]}")
+        case _:
+            return None
+    return tuple(dict.fromkeys(name.lower() for name in names))

@@ -21,7 +21,7 @@ from replicator.core.model import Column, Table
 from replicator.core.not_replicated import SAID, table_format
 from replicator.core.text import decode_properties, property_entries, quoted_name, scalar_type
 from replicator.errors import UsageError
-from replicator.lifecycle.purge.matching import is_matched, match_rules
+from replicator.lifecycle.purge.matching import former_columns, is_matched, match_rules
 from replicator.lifecycle.removal.removal import Limits
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -246,10 +246,14 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
         field = _column(text, own or field_path)
     except ValueError as error:
         return PurgeGap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
-    parts = tuple(part for part in field.lower().split(".") if part)
+    parts = tuple(_names(field.lower()))
     for key in table.partition_keys:
         if parts[:1] == (key.name.lower(),):
-            return PurgeGap(name, f"{field} is a partition key: drop its partitions instead", invalid=True)
+            return PurgeGap(
+                name,
+                f"{field} is a partition key, and no search reads names of partitions: drop those of the ids",
+                invalid=True,
+            )
     try:
         columns = {column.name.lower(): column.type for column in data_columns(table)}
     except ValueError as error:
@@ -257,7 +261,7 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
     if not parts or parts[0] not in columns:
         return PurgeGap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
     try:
-        former = _former(text)
+        former = former_columns(text)
         if former and (len(parts) > 1 or set(former) & set(columns)):
             why = "ids in a struct have no former columns" if len(parts) > 1 else "the table has a column of that name"
             return PurgeGap(name, f"{DESCRIPTOR} names {', '.join(former)} as former: {why}", invalid=True)
@@ -267,6 +271,12 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
         return Onboarded(table, parts, type_, former, match_)
     except ValueError as error:
         return PurgeGap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
+
+
+def _names(path: str) -> Iterator[str]:
+    """Yields the column and the fields of a path, `a.b`; names in backticks may have dots."""
+    for quoted, plain in re.findall(r"`((?:[^`]|``)+)`|([^.`]+)", path):
+        yield quoted.replace("``", "`") or plain
 
 
 def _foreign(table: Table) -> str:
@@ -302,21 +312,6 @@ def _column(text: str, path: str) -> str:
     if isinstance(value, (Mapping, list)):
         raise ValueError(f"the value at {path} is not a name but {msgspec.json.encode(value).decode()[:80]}")
     return str(value)
-
-
-def _former(text: str) -> tuple[str, ...] | None:
-    """Returns the earlier names of the ids' column, `{"ids": {"former": ["cust"]}}`. Raises ValueError."""
-    value = msgspec.json.decode(text)
-    match value:
-        case {"ids": {"former": str(name)}}:
-            names = [name]
-        case {"ids": {"former": list(names)}} if all(isinstance(name, str) and name for name in names):
-            pass
-        case {"ids": {"former": other}}:
-            raise ValueError(f"ids.former is not a list of columns: {msgspec.json.encode(other).decode()[:80]}")
-        case _:
-            return None
-    return tuple(dict.fromkeys(name.lower() for name in names))
 
 
 def _only(value: Any) -> str:

@@ -23,7 +23,17 @@ from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
 from replicator.lifecycle.purge.file_columns import Looked
-from replicator.lifecycle.purge.ids import KEYS, Ids, comparable_type, compared, hadoop_place, keys_of
+from replicator.lifecycle.purge.ids import (
+    KEYS,
+    Ids,
+    comparable_type,
+    compared,
+    hadoop_place,
+    is_by_serde,
+    keys_of,
+    reader_options,
+    with_former,
+)
 from replicator.lifecycle.purge.matching import form_of
 from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.table_files import Part
@@ -183,30 +193,13 @@ def searched(
         column = ".".join(onboarded.field)
         gaps.append(PurgeGap(onboarded.name, f"{found.lossy}, the type of {column}: no row was searched for them"))
     earlier = [part for part in parts if looked[part.location].columns.former]
-    by_one = [part for part in earlier if _is_by_serde(onboarded.table, part.storage)]
+    by_one = [part for part in earlier if is_by_serde(onboarded.table, part.storage)]
     if left := by_one[FORMER:]:
         reason = f"not searched: the former column of {len(left):,} partitions, after {FORMER:,} others"
         gaps.append(PurgeGap(onboarded.name, f"{reason}: rewrite their files with the present one"))
         names = {part.name for part in left}
         earlier = [part for part in earlier if part.name not in names]
     return _with_former(ids, onboarded, earlier, looked, found), gaps
-
-
-def _is_by_serde(table: Table, storage: Storage) -> bool:
-    """Returns True for files with named columns that only Hive's serdes read, one directory at a time."""
-    return _provider(table) == "hive" and (storage.serde.library or "").endswith(("AvroSerDe", "JsonSerDe"))
-
-
-def _provider(table: Table) -> str:
-    return table.parameters.get("spark.sql.sources.provider", "hive").lower()
-
-
-def with_former(onboarded: Onboarded, storage: Storage) -> tuple[Column, ...]:
-    """Returns the columns of a part, and the ids' former ones in formats whose columns a reader must be given."""
-    columns = storage.columns or data_columns(onboarded.table)
-    if not onboarded.former or not (_provider(onboarded.table) == "json" or _is_by_serde(onboarded.table, storage)):
-        return columns
-    return (*columns, *(Column(name, onboarded.type) for name in onboarded.former))
 
 
 def _with_former(
@@ -234,7 +227,7 @@ def _former_frames(
     """Yields DataFrames, with True for Spark's own readers, which escape names."""
     places: dict[str, list[str]] = {}
     for part in parts:
-        if _is_by_serde(onboarded.table, part.storage):
+        if is_by_serde(onboarded.table, part.storage):
             storage = msgspec.structs.replace(part.storage, columns=with_former(onboarded, part.storage))
             yield by_serde(ids.session, onboarded.table, storage, part.location), False
         else:
@@ -245,12 +238,6 @@ def _former_frames(
             continue
         storage = msgspec.structs.replace(parts[0].storage, columns=data_columns(onboarded.table))
         yield by_path(ids.session, kind, several, with_former(onboarded, storage), reader_options(storage)), True
-
-
-def reader_options(storage: Storage) -> dict[str, str]:
-    """Returns a table's options of one of Spark's own readers."""
-    given = storage.serde.parameters
-    return {key: value for key, value in given.items() if key.lower() not in ("path", "serialization.format")}
 
 
 def key_in(frame: Any, onboarded: Onboarded) -> str:

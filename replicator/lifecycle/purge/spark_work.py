@@ -26,11 +26,11 @@ from replicator.core.model import Storage
 from replicator.core.spark import counted
 from replicator.core.text import quoted_name, quoted_text
 from replicator.lifecycle.purge import searching
-from replicator.lifecycle.purge.ids import KEYS, compared, hadoop_place, lost_columns
+from replicator.lifecycle.purge.ids import KEYS, compared, hadoop_place, lost_columns, reader_options, with_former
 from replicator.lifecycle.purge.options import Onboarded, data_columns, is_sparks
 from replicator.lifecycle.purge.rewrite.formats import Unsupported, check_by_spark
 from replicator.lifecycle.purge.rewrite.rewrite_task import give_rights
-from replicator.lifecycle.purge.searching import by_path, by_serde, place_of, reader_options, settings, with_former
+from replicator.lifecycle.purge.searching import by_path, by_serde, place_of, settings
 from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
 from replicator.lifecycle.purge.table_files import is_below, is_data, look_at
 
