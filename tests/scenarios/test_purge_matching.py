@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from purges import Warehouse
 
+from replicator.lifecycle.purge import ids
 from replicator.lifecycle.purge.certificate_file import as_text
 from replicator.lifecycle.purge.matching import NEAR, form_of
 from replicator.lifecycle.purge.options import PurgeOptions
@@ -72,8 +73,8 @@ def test_spark_and_python_agree_about_the_rules(warehouse: Warehouse, rules: tup
 
 
 def described(match: Any = None) -> str:
-    ids = {} if match is None else {"ids": {"match": match}}
-    return f"TBLPROPERTIES ('dataset.descriptor'='{json.dumps({'privacy': {'column': 'id'}, **ids})}')"
+    given = {} if match is None else {"ids": {"match": match}}
+    return f"TBLPROPERTIES ('dataset.descriptor'='{json.dumps({'privacy': {'column': 'id'}, **given})}')"
 
 
 STORED = {
@@ -151,6 +152,19 @@ def test_near_misses_are_counted(warehouse: Warehouse, requests: str, caplog: py
     assert (certificate.never_found, certificate.near_misses) == (6, 4)
     assert "6 of them were found in no table" in as_text(certificate) and "4 of these" in as_text(certificate)
     assert not re.search(r"nowhere|\bANN\b|zoE", caplog.text)
+
+
+def test_tables_that_cannot_be_compared_again_leave_the_count_of_ids(
+    warehouse: Warehouse, requests: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Spark without the functions that the rules need, such as Spark 3."""
+    monkeypatch.setattr(ids, "form_of", lambda *_: "no_such_function(id)")
+    warehouse.sql(
+        f"CREATE TABLE mt.t (id STRING) STORED AS PARQUET {described()}", "INSERT INTO mt.t VALUES ('7'), ('Ten')"
+    )
+    done = warehouse.purge(warehouse.root("old_spark"), requests, "mt.t")
+    assert (done.status, done.ids_never_found, done.ids_near_misses) == ("done", 3, None), done
+    assert "near misses were not counted: Spark failed" in done.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ class Purge(Job[Onboarded, Purged]):
     def finish(self) -> None:
         self.done.event = self.metastore.current_event_id()
         try:
-            self.done.ids_never_found, self.done.ids_near_misses = self._work.never_found(self._tables)
+            self.done.ids_never_found, self.done.ids_near_misses, why = self._work.never_found(self._tables)
+            self.done.warnings += filter(None, [why])
         except Exception as error:
             if not searching.is_sparks(error):
                 raise

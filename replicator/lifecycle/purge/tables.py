@@ -257,16 +257,21 @@ class TableWork:
             done.units.append(msgspec.to_builtins(unit))
         return []
 
-    def never_found(self, tables: Sequence[Onboarded]) -> tuple[int, int]:
-        """Returns the number of ids that no table of the run had, and how many of these a table has in another
-        spelling. Reads the tables only if there are any."""
+    def never_found(self, tables: Sequence[Onboarded]) -> tuple[int, int | None, str]:
+        """Returns the number of ids that no table of the run had, how many of these a table has in another spelling,
+        and why the latter is None. Reads the tables only if there are such ids."""
         matched, near = Place(self.directory.matched), Place(self.directory.place) / "found"
         try:
             missing = view_missing(self.ids, [str(matched / name) for name in matched.list()]).cache()
             count = int(missing.count())
             known = [_searched_column(each) for each in tables if count and is_matched(each.type)]
-            with self.progress.task("near misses", len(known)) as advance:
-                return count, near_misses(self.ids, known, str(near / "near"), advance)
+            try:
+                with self.progress.task("near misses", len(known)) as advance:
+                    return count, near_misses(self.ids, known, str(near / "near"), advance), ""
+            except Exception as error:
+                if not searching.is_sparks(error):
+                    raise
+                return count, None, f"near misses were not counted: {searching.failed(error).message}"
         finally:
             matched.remove_own_tree()
             near.remove_own_tree()
