@@ -11,10 +11,10 @@ from typing import Any
 import mariadb
 import psycopg
 import pytest
+from landings import Landing, rows_at
 from mariadb import MariaDb
 from postgres import Postgres
 from purges import Warehouse
-from test_ingestion import Landing, rows_at
 
 import replicator
 from replicator.errors import UsageError

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
-FILES = 378
+FILES = 380
 LINES = 465  # of one file
 WORDS = {"anew": 0, "at work": 2, "beside": 15, "errand": 0, "goes on": 0, "meanwhile": 9, "nobody": 23, "somebody": 10}
 """In docstrings and comments: how often each may stand there still."""
