@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from engines import local_engine
-from metastores import MetastoreFactory
+from names import unique
 from plain_tables import PlainDatabase
 from s3_proxy import Proxy, counting
 from small_root import ENGINE
-from stores import S3_SERVERS, s3_of, s3a_as_directories
+from stores import S3_SERVERS, s3_of
 
 import replicator
 from cmroot.expire.expire import expire, plan_expiry
@@ -29,7 +29,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.checks.places import judge_place
 
-WAREHOUSES = {server: f"s3a://own-objects-{server}" for server in ("moto", "versitygw")}
+WAREHOUSES = {server: f"s3a://own-{server}" for server in ("moto", "versitygw")}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(S3_SERVERS[0], marks=pytest.mark.long), *S3_SERVERS[1:]])
@@ -155,26 +155,24 @@ def engine() -> Iterator[AutoEngine]:
 
 
 @pytest.fixture(scope="module")
-def target(metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    """One for both servers."""
-    mounts = tmp_path_factory.mktemp("mounts")
-    return metastore_factory("target", settings=s3a_as_directories(mounts, list(WAREHOUSES.values())))
+def target(on_s3a: Callable[[str], Running]) -> Running:
+    return on_s3a("target")
 
 
 def test_a_replication_leaves_no_version_of_what_it_wrote_for_itself(
     proxy: Proxy, request: pytest.FixtureRequest, source_metastore: Running, target: Running, engine: AutoEngine
 ) -> None:
-    """Bootstrap, two increments, loads and an expiry. What a bucket keeps of replaced data is its owner's affair."""
+    """Bootstrap, an increment, loads and an expiry. What a bucket keeps of replaced data is its owner's affair."""
     bucket = made_bucket(WAREHOUSES[request.node.callspec.params["proxy"]])
     root, target_root = f"{bucket}/cmroot", f"{bucket}/target-cmroot"
-    name = f"own{uuid.uuid4().hex[:8]}"
+    name = unique("own")
     with connect(source_metastore.uri) as client:
         db = PlainDatabase(client, name, source_metastore.warehouse)
         db.create()
         db.table("t", {"one": f"{name} one", "two": f"{name} two"})
     home = source_metastore.warehouse / f"{name}.db" / "t"
     since = None
-    for number in range(3):
+    for number in range(2):
         (home / "one").unlink()
         (home / "one").write_text(f"{name} one, {number}")
         dumped = replicator.dump(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 import pytest
 from engines import local_engine
-from metastores import MetastoreFactory
+from names import unique
 from plain_tables import text_storage
 from s3_proxy import Proxy, counting
-from stores import s3_server, s3a_as_directories
+from stores import s3_server
 
 import replicator
 from cmroot import pins
@@ -40,8 +40,8 @@ from replicator.replay.apply.copying import Placing, place_file
 from replicator.replay.apply.origins import Roots, Wanted
 from replicator.replay.apply.staging import AskingFence, Attempt
 
-BUCKET = "s3a://counted"
-PARTITIONS = int(os.environ.get("REPLICATOR_TEST_PARTITIONS", "200"))
+BUCKET, DB = "s3a://counted", unique("requests")
+PARTITIONS = int(os.environ.get("REPLICATOR_TEST_PARTITIONS", "100"))
 
 
 @pytest.fixture(scope="module")
@@ -220,15 +220,11 @@ class Warehouse:
 
 
 @pytest.fixture(scope="module")
-def warehouse(
-    proxy: Proxy, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Warehouse]:
-    mounts = tmp_path_factory.mktemp("mounts")
-    settings = s3a_as_directories(mounts, [BUCKET])
-    sides = metastore_factory("source", settings=settings), metastore_factory("target", settings=settings)
-    home = f"{BUCKET}/requests.db"
+def warehouse(proxy: Proxy, on_s3a: Callable[[str], Running], tmp_path_factory: pytest.TempPathFactory) -> Warehouse:
+    sides = on_s3a("source"), on_s3a("target")
+    home = f"{BUCKET}/{DB}.db"
     table = Table(
-        db="requests",
+        db=DB,
         name="t",
         kind=EXTERNAL,
         storage=text_storage(f"{home}/t"),
@@ -236,12 +232,12 @@ def warehouse(
         parameters={"EXTERNAL": "TRUE"},
     )
     with connect(sides[0].uri) as client:
-        client.create_database(Database(name="requests", location=home))
+        client.create_database(Database(name=DB, location=home))
         client.create_table(table)
         parts = [Partition(values=(str(p),), storage=text_storage(f"{home}/t/p={p}")) for p in range(PARTITIONS)]
-        client.add_partitions("requests", "t", parts)
-    write(*(f"requests.db/t/p={p}/part-0" for p in range(PARTITIONS)))
-    yield Warehouse(*sides, tmp_path_factory.mktemp("work"))
+        client.add_partitions(DB, "t", parts)
+    write(*(f"{DB}.db/t/p={p}/part-0" for p in range(PARTITIONS)))
+    return Warehouse(*sides, tmp_path_factory.mktemp("work"))
 
 
 def test_what_a_capture_a_load_and_an_idle_capture_ask(
@@ -259,22 +255,20 @@ def test_what_a_capture_a_load_and_an_idle_capture_ask(
 
     def capture() -> Counter[str]:
         proxy.taken()
-        replicator.capture(source=warehouse.source.uri, cmroot=root.place, db="requests", engine=engine)
+        replicator.capture(source=warehouse.source.uri, cmroot=root.place, db=DB, engine=engine)
         return proxy.taken()
 
     first = capture()
     idle = capture()
     out = str(warehouse.work / "dump")
-    replicator.dump(
-        source=warehouse.source.uri, cmroot=root.place, db="requests", out=out, capture_first=False, engine=engine
-    )
+    replicator.dump(source=warehouse.source.uri, cmroot=root.place, db=DB, out=out, capture_first=False, engine=engine)
     proxy.taken()
     monkeypatch.setattr(proxy, "fails", looked)
     loaded = replicator.load(out, target=warehouse.target.uri, warehouse=f"{BUCKET}/replica", engine=engine)
     copied = proxy.taken()
     monkeypatch.undo()
     proxy.taken()
-    verified = replicator.verify(source=warehouse.source.uri, target=warehouse.target.uri, db="requests", engine=engine)
+    verified = replicator.verify(source=warehouse.source.uri, target=warehouse.target.uri, db=DB, engine=engine)
     compared = proxy.taken()
     print(f"{PARTITIONS} files: capture {first}, idle {idle}, load {copied}, verify {compared}")
     assert (loaded.files_copied, verified.status) == (PARTITIONS, "same")

@@ -10,7 +10,6 @@ import html
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from lab import Lab
 from restore_fixture import fails, restore
 from running_service import Service
 from spark_sql import SparkSql
+from warehouse import spark_of
 
 from replicator.cli.main import run
 from replicator.metastore.embedded.running import Running
@@ -72,29 +72,27 @@ class Past:
 
 
 @pytest.fixture(scope="module")
-def past(
-    source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Past]:
+def past(source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Past:
     lab = Lab(source_metastore, target_metastore, tmp_path_factory.mktemp("moments"))
     lab.source.create()
-    with SparkSql(source_metastore.uri, source_metastore.warehouse) as spark:
-        made = Past(lab, spark)
-        made.run("CREATE TABLE {db}.t (id INT) USING parquet", "INSERT INTO {db}.t VALUES (1)")
-        made.capture([1])
-        for row in (2, 3):
-            made.run(f"INSERT INTO {{db}}.t VALUES ({row})")
-            made.capture([1, 2, 3][:row])
-        made.run("CREATE TABLE {db}.short (id INT) USING parquet", "INSERT INTO {db}.short VALUES (7)")
-        made.run("CREATE TABLE {db}.parts (id INT, p STRING) USING parquet PARTITIONED BY (p)")
-        made.run("ALTER TABLE {db}.parts ADD PARTITION (p = 'x')", "DROP TABLE {db}.short")
-        made.run("INSERT INTO {db}.parts PARTITION (p = 'x') VALUES (8)")
-        made.run("ALTER TABLE {db}.parts DROP PARTITION (p = 'x')")
-        made.capture([1, 2, 3])
-        made.run("DROP TABLE {db}.t")
-        made.capture(None)
-        made.run("CREATE TABLE {db}.t USING parquet AS SELECT 9 AS id")
-        made.capture([9])
-        yield made
+    spark = spark_of(source_metastore.uri, source_metastore.warehouse)
+    made = Past(lab, spark)
+    made.run("CREATE TABLE {db}.t (id INT) USING parquet", "INSERT INTO {db}.t VALUES (1)")
+    made.capture([1])
+    for row in (2, 3):
+        made.run(f"INSERT INTO {{db}}.t VALUES ({row})")
+        made.capture([1, 2, 3][:row])
+    made.run("CREATE TABLE {db}.short (id INT) USING parquet", "INSERT INTO {db}.short VALUES (7)")
+    made.run("CREATE TABLE {db}.parts (id INT, p STRING) USING parquet PARTITIONED BY (p)")
+    made.run("ALTER TABLE {db}.parts ADD PARTITION (p = 'x')", "DROP TABLE {db}.short")
+    made.run("INSERT INTO {db}.parts PARTITION (p = 'x') VALUES (8)")
+    made.run("ALTER TABLE {db}.parts DROP PARTITION (p = 'x')")
+    made.capture([1, 2, 3])
+    made.run("DROP TABLE {db}.t")
+    made.capture(None)
+    made.run("CREATE TABLE {db}.t USING parquet AS SELECT 9 AS id")
+    made.capture([9])
+    return made
 
 
 def shown(past: Past, table: str, *more: str) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,12 +19,12 @@ pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 import boto3
 from engines import local_engine
 from lab import Lab
-from metastores import MetastoreFactory
+from names import unique
 from object_servers import environment
 from plain_tables import text_storage
 from s3_proxy import Proxy, counting
 from s3_users import few_rights
-from stores import s3_server, s3a_as_directories
+from stores import s3_server
 from waiting import eventually
 
 import replicator
@@ -43,7 +42,7 @@ from replicator.policies.follow import Listeners, follow_policy
 from replicator.policies.run import SyncRun
 from replicator.policies.steps import SYNC
 
-BUCKET = f"s3a://noticed-{uuid.uuid4().hex[:8]}"
+BUCKET = "s3a://noticed"
 NAME = BUCKET.partition("://")[2]
 EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:LifecycleExpiration:*"]
 
@@ -57,8 +56,8 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def source(metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    return metastore_factory("source", settings=s3a_as_directories(tmp_path_factory.mktemp("mounts"), [BUCKET]))
+def source(on_s3a: Callable[[str], Running]) -> Running:
+    return on_s3a("source")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ class Noticed:
 
     def __init__(self, proxy: Proxy, source: Running, engine: AutoEngine, root: Path) -> None:
         self.proxy, self.source, self.engine, self.root = proxy, source, engine, str(root / "cmroot")
-        self.db = f"db{uuid.uuid4().hex[:8]}"
+        self.db = unique("db")
         self.home = f"{BUCKET}/{self.db}/t"
         self.sqs = boto3.Session().client("sqs")
         self.queue = self.sqs.create_queue(QueueName=self.db)["QueueUrl"]
@@ -276,8 +275,8 @@ AWAY = "http://127.0.0.1:1/1/queue"
 
 
 @pytest.fixture(scope="module")
-def target(metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    return metastore_factory("target", settings=s3a_as_directories(tmp_path_factory.mktemp("mounts"), [TARGET]))
+def target(on_s3a: Callable[[str], Running]) -> Running:
+    return on_s3a("target")
 
 
 class Replicated:

@@ -20,11 +20,10 @@ import pytest
 from command_line import command
 from faults import killed_when
 from lab import Lab
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from s3_path import S3Path
 from s3_proxy import Proxy, counting
-from stores import s3_server, s3a_as_directories
+from stores import s3_server
 from stores_table import FEATURES, StoreFeature, housekept, repaired, restored, snapshots, succeeds, synced
 
 from cmroot.root import create_or_open
@@ -75,9 +74,8 @@ def busy(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
 
 
 @pytest.fixture(scope="module")
-def sides(proxy: Proxy, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory) -> Sides:
-    settings = s3a_as_directories(tmp_path_factory.mktemp("mounts"), [f"s3a://{BUCKET}"])
-    return metastore_factory("source", settings=settings), metastore_factory("target", settings=settings)
+def sides(proxy: Proxy, on_s3a: Callable[[str], Running]) -> Sides:
+    return on_s3a("source"), on_s3a("target")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from metastores import shared
 from object_servers import ACCOUNT, environment, make_bucket
 from pool import Pool
 from versity import ON_VERSITYGW, Versity
@@ -21,6 +22,7 @@ from cmroot.root import create_or_open
 from cmroot.store.drivers import filesystem_of
 from cmroot.store.place import Place, join
 from cmroot.store.remote import FsspecStore
+from replicator.metastore.embedded.running import Running
 
 STORES: list[Any] = ["local", "memory"]
 if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, where its packages are installed
@@ -199,6 +201,22 @@ def root(place: str) -> str:
 @pytest.fixture
 def local_root(tmp_path: Path) -> str:
     return create_or_open(str(tmp_path / "cmroot")).place
+
+
+S3A_BUCKETS = [
+    f"s3a://{name}" for name in ("noticed", "noticed-target", "life", "counted", "own-moto", "own-versitygw")
+]
+"""Buckets of the metastores of `on_s3a`."""
+
+
+@pytest.fixture(scope="module")
+def on_s3a(pool: Pool) -> Iterator[Callable[[str], Running]]:
+    """`on_s3a("source")`: a metastore with S3A_BUCKETS (`s3a_as_directories`), for all tests of a run. Make databases
+    of your own in it; they are dropped when the module ends."""
+    mounts = pool.place("s3a-mounts")
+    mounts.mkdir(parents=True, exist_ok=True)
+    with shared(pool) as metastore:
+        yield lambda name: metastore(f"s3a-{name}", settings=s3a_as_directories(mounts, S3A_BUCKETS))
 
 
 def s3a_as_directories(mounts: Path, buckets: Sequence[str]) -> dict[str, str]:
