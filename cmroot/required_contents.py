@@ -161,7 +161,7 @@ Result = TypeVar("Result")
 
 
 class Workers(Grouping, Protocol):
-    """What an engine must provide: grouping rows, and running tasks concurrently."""
+    """Requirements of an engine: groups rows, and runs tasks concurrently."""
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
 

@@ -5,8 +5,8 @@
     replicator.load("/w/dumps/1", target="thrift://b:9083")
 
 Each command of the command line is a function here, named after it (`replicator cm expire` is `replicator.cm_expire`),
-with a class of its options beside it. Places are local paths or fsspec URLs, metastores thrift URIs or names of
-`replicator.toml`. A function returns a report, which prints as the command's JSON. Errors are those of
+with a class of its options next to it. Locations are local paths or fsspec URLs, metastores thrift URIs or names of
+`replicator.toml`. A function returns a report, whose text is the command's JSON. Errors are those of
 `replicator.errors`. Nothing is imported before its first use.
 """
 

@@ -139,7 +139,7 @@ Source = TypeVar("Source")
 
 
 class Grouping(Protocol):
-    """What an engine must provide: grouping rows by a key and deciding over each group; see docs/design.md."""
+    """Requirements of an engine: groups rows by a key, and applies a decision to each group; see docs/design.md."""
 
     def group(
         self,

@@ -270,13 +270,13 @@ def _uploads(filesystem: Any, prefix: str) -> Iterator[tuple[str, str, float]]:
         more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
-# ---- heeding ---------------------------------------------------------------------------------------------------------
-# Whether a store honours the digests and conditions that it is sent.
+# ---- probes ----------------------------------------------------------------------------------------------------------
+# Tests whether a store checks the digests and conditions of requests.
 
 
 class Heeds(NamedTuple):
-    """Whether a store verifies the digest of uploads (`digests`), and honours the condition of a copy (`copies`). Some
-    S3-compatible stores ignore both."""
+    """The checks that a store makes: of the digest of uploads (`digests`), and of the condition of a copy (`copies`).
+    Some S3-compatible stores make neither."""
 
     digests: bool
     copies: bool

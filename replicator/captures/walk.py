@@ -32,9 +32,9 @@ ENGINES = "statistics_engines"  # state of a manifest: the engines whose statist
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to read of a table, and the changes of the table itself. statistics: True if those of the table are read;
-    measured: partitions whose statistics are read even if their parameters do not indicate any. constraints: True if
-    they are compared."""
+    """The reads that a table requires, and the changes of the table itself. statistics: True if those of the table are
+    read; measured: partitions whose statistics are read even if their parameters do not indicate any. constraints: True
+    if they are compared."""
 
     table: Table
     changes: Sequence[Change]

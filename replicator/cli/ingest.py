@@ -405,7 +405,7 @@ def _tell_asset(done: AssetShown, as_json: bool) -> int:
     one = done.asset
 
     def of(name: str, value: str | None) -> str | None:
-        """With the class that it is of."""
+        """Returns the value, with the name of the class that defines it."""
         by = done.given_by.get(name, "asset")
         return value if value is None or by == "asset" else f"{value} (of {by})"
 

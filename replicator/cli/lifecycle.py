@@ -83,7 +83,7 @@ def rearm(session: Session, /, as_json: bool, **given: Any) -> int:
     return _tell(session.call(housekeeping_rearm, **given), as_json)
 
 
-# ---- for people -----------------------------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------------------------------------
 
 
 def _table(found: ItemPage) -> Iterable[str]:
@@ -156,7 +156,7 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
-    """Every failure but those of the configuration is tried again."""
+    """Retries all failures except those of the configuration."""
 
     def tell(done: Housekept) -> None:
         if (done.removed or not done.is_whole or done.scheduled) and not as_json:

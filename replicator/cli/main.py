@@ -156,7 +156,7 @@ def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, 
 
 
 def _options_among(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that a command has options for; of a group, its own and its commands'."""
+    """Returns the values for which a command has options; for a group, also those of its commands."""
     options = {parameter.name for parameter in command.params}
     found = {name: value for name, value in values.items() if name in options}
     if isinstance(command, click.Group):

@@ -1,4 +1,5 @@
-"""Options that several commands share, and the session they lead to: configuration, metastores, engines, progress."""
+"""Click's options, derived from the declarations of `core/option.py`, and the session of a command: configuration,
+metastores, engines, progress."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def _shown(*, bars: bool) -> Progress:
 
 
 JSON_LINES = "replicator.json_lines"
-"""In a context: its command was given --json-lines."""
+"""Key in a context: the command has --json-lines."""
 
 KNOWN = {"source", "target", "metastore", "keeper", "formats", "grants", "principals", "warehouse", "external_base"}
 KNOWN |= {"cmroot", "source_cmroot", "target_cmroot"}
@@ -73,7 +74,7 @@ KNOWN |= {"cmroot", "source_cmroot", "target_cmroot"}
 
 
 def is_policy(parameter: click.Parameter) -> bool:
-    """Whether it is a policy of the configuration."""
+    """Returns True if it is a policy of the configuration."""
     return (parameter.metavar or "").strip("[]") == "POLICY"
 
 

@@ -96,7 +96,7 @@ class _Fit:
         self._raised = {PROGRESS, HEARTBEAT} if self._quiet else set[str]()
 
     def raises(self, name: str) -> bool:
-        """Whether a logger's information fits from now on, with that of those below it."""
+        """Enables `info` for a logger and those below it."""
         if self._quiet:
             self._raised.add(name)
         return self._quiet
@@ -208,7 +208,7 @@ def _as_json(logger: Any, name: str, line: Line) -> str:
 
 
 def _as_text(logger: Any, name: str, line: Line) -> str:
-    """One line, and after it the lines of a traceback, marked; whatever names are in it."""
+    """Returns one line, followed by the marked lines of a traceback, with names escaped."""
     trace = line.pop("exception", None)
     fields = "".join(f" {key}={_value(value)}" for key, value in line.items() if key not in WRITTEN)
     text = printable(f"{line['time']} {line['level']:<7} {line['logger']}: {line['event']}{fields}")

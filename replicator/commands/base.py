@@ -122,7 +122,7 @@ class Options:
 
     @property
     def rate(self) -> int | None:
-        """Of `Copying`."""
+        """The bandwidth limit, of commands that copy (`Copying`)."""
         return None
 
     @property
@@ -131,12 +131,12 @@ class Options:
 
     @contextmanager
     def connected(self, metastore: Where) -> Iterator[ThriftMetastore]:
-        """As `Config.metastore`, for the length of a block."""
+        """Opens a metastore, as `Config.metastore` resolves it, for a block."""
         with connect(self.settings.metastore(metastore)) as client:
             yield client
 
     def keys(self, file: str | None) -> Keys | None:
-        """Those of a file; None: of the one that `[dumps]` names, if any. Raises as `read_keys`."""
+        """Reads the keys of a file; None: of the file that `[dumps]` names, if any. Raises as `read_keys`."""
         given = self.settings.dumps.key_file if file is None else file
         return read_keys(given) if given else None
 

@@ -44,7 +44,7 @@ from replicator.errors import Error, LeaseHeld, UsageError
 # ---- capture ---------------------------------------------------------------------------------------------------------
 
 
-def _nobody(*about: object) -> None:
+def _ignore(*about: object) -> None:
     """Does nothing."""
 
 
@@ -78,11 +78,11 @@ class CaptureOptions(Copying, OfPolicy):
     interval: Annotated[timedelta, opt("Interval between captures of --follow.")] = timedelta(seconds=10)
     reported: Annotated[
         Callable[[Captured], None], python_only("Called while following, with the report of each capture.")
-    ] = _nobody
+    ] = _ignore
     failed: Annotated[
         Callable[[Exception, float], None],
         python_only("Called while following, with each transient error and the seconds until the next try."),
-    ] = _nobody
+    ] = _ignore
 
 
 @verb(CaptureOptions)
@@ -137,7 +137,7 @@ def _queues(given: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
 
 
 def _can_pass(error: Exception) -> bool:
-    """Whether a following tries again: the metastore is away, or a dump holds the lease."""
+    """Returns True for an error that --follow retries: the metastore is unavailable, or a dump holds the lease."""
     return isinstance(error, LeaseHeld) or (isinstance(error, Error) and error.transient)
 
 

@@ -179,7 +179,7 @@ def _inline(values: Mapping[str, str]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """As TOML: strings and lists of strings are written as in JSON."""
+    """Formats strings and lists of strings as TOML, which writes them as JSON does."""
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 

@@ -148,7 +148,7 @@ class OfPolicy(Options):
         }
 
     def databases(self, direction: Direction) -> Sequence[str] | str:
-        """Those that are meant without `db`: all of the source."""
+        """Returns the databases that are selected without `db`: all of the source."""
         found = [pair.name for pair in direction.matching if pair.source is not None]
         if not found:
             policy = direction.policy

@@ -52,7 +52,7 @@ from replicator.policies.sync_plan import SyncPlan, encode_plan, read_plan
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-def _nobody(*about: object) -> None:
+def _ignore(*about: object) -> None:
     """Does nothing."""
 
 
@@ -79,11 +79,11 @@ class SyncOptions(Braked):
             "Called while following, with each run that loaded something, or found differences or "
             "objects that are not replicated."
         ),
-    ] = _nobody
+    ] = _ignore
     failed: Annotated[
         Callable[[Exception, float], None],
         python_only("Called while following, with each error and the seconds until the next try."),
-    ] = _nobody
+    ] = _ignore
 
 
 @verb(SyncOptions)

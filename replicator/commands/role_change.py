@@ -40,7 +40,7 @@ from replicator.policies.role_changes import failover as failovers
 from replicator.policies.role_changes import switchover as switchovers
 from replicator.policies.role_changes import switchover_steps
 from replicator.policies.role_changes.failover import LastFailover
-from replicator.policies.role_changes.role_change import Reporter, RoleChanged, nobody
+from replicator.policies.role_changes.role_change import Reporter, RoleChanged, ignore
 from replicator.policies.roles import RoleSet, ShownRoles, change_role, shown_roles
 from replicator.policies.shadows import ShadowsSwept, clean
 
@@ -85,7 +85,7 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
         anyway=options.force,
         drain=options.drain_timeout,
         patience=options.wait,
-        reported=options.reported or nobody,
+        reported=options.reported or ignore,
     )
     with opened(options, options.policy, options.jobs) as sides:
         if options.abort:
@@ -127,7 +127,7 @@ def failover(options: FailoverOptions) -> RoleChanged:
         look=options.look,
         limit=options.answer_timeout,
         reading=options.read_timeout,
-        reported=options.reported or nobody,
+        reported=options.reported or ignore,
     )
     with opened(options, options.policy, options.jobs) as sides:
         seconds = options.answer_timeout.total_seconds()
@@ -158,7 +158,7 @@ def failback(options: FailbackOptions) -> RoleChanged:
 
     Raises Refused if it is unknown which side is right, LeaseHeld during a run or role change of the policy, and all
     errors of capture and load."""
-    wanted = failbacks.FailbackSettings(patience=options.wait, reported=options.reported or nobody)
+    wanted = failbacks.FailbackSettings(patience=options.wait, reported=options.reported or ignore)
     with opened(options, options.policy, options.jobs) as sides:
         if options.switch and not options.dry_run:
             return failbacks.failback_and_switch(sides, wanted)

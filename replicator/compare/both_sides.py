@@ -113,7 +113,7 @@ class _Contents:
 
 @dataclass(frozen=True)
 class _Rest:
-    """What is read from one side after the contents of both are known."""
+    """The second reading of one side, once the contents of both are known."""
 
     statistics: Sequence[Statistics] = ()
     names: Sequence[str] = ()

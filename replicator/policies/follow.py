@@ -31,7 +31,7 @@ COMPARE_SHARE = 20  # comparing every table with the metastore, as changes witho
 
 
 class Scan(Enum):
-    """How far a round scans for changes without an event."""
+    """The extent of a round's scan for changes without an event."""
 
     NOTHING = "nothing"
     FILES = "files"

@@ -41,7 +41,7 @@ OWN = ("replicator.", "repl.", "hive.repl.", "bootstrap.dump.state.")
 
 @dataclass(frozen=True)
 class Mark:
-    """How far an object is: event and position of the dump that brought it, and the id of the source."""
+    """The state of a replica's object: event and position of the dump that wrote it, and the id of the source."""
 
     event: int
     position: int

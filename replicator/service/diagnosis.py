@@ -242,7 +242,7 @@ class DiagnoseOptions(Options):
     overwrite: ReplaceFile = False
 
     def complete(self) -> Self:
-        """As they are: a configuration that cannot be read is diagnosed, too."""
+        """Returns the options unchanged: a configuration that cannot be read is diagnosed, too."""
         return self
 
 

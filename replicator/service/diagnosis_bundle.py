@@ -106,7 +106,7 @@ def address_text(url: str) -> str:
 
 
 def _spellings(secret: str) -> Iterable[str]:
-    """As it is, in URLs, as hexadecimal digits, as base64, and as JSON has it."""
+    """Returns a secret's encodings: unchanged, in URLs, as hexadecimal digits, as base64, and in JSON."""
     data = secret.encode(errors="surrogateescape")
     encoded = base64.b64encode(data).decode().rstrip("=")
     return secret, quote(secret), quote(secret, safe=""), data.hex(), encoded, secret.replace("\\", "\\\\")

@@ -135,7 +135,7 @@ def environment(mask: Mask, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def secrets(config: Config, env: Mapping[str, str]) -> Iterator[str]:
-    """Those that this environment has, and those that the configuration's references to files and variables lead to;
+    """Yields the secrets of this environment, and the values of the configuration's references to files and variables;
     programs are not run."""
     yield from (value for name, value in env.items() if is_secret_name(name) and not is_reference(value))
     for key, value in _flat(msgspec.to_builtins(config)):
@@ -329,8 +329,8 @@ DISTRIBUTIONS = 2000
 
 
 def versions(env: Mapping[str, str]) -> dict[str, Any]:
-    """Of this program, Python, and every installed package. Java and Spark are parts of their own: each may be missing
-    by itself."""
+    """Returns the versions of this program, Python, and every installed package. Java and Spark are separate parts,
+    because either may be missing."""
     found = sorted({(each.metadata["Name"] or "?", each.version) for each in distributions()}, key=str)
     return {
         "replicator": _version("replicator"),

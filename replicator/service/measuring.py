@@ -250,7 +250,8 @@ class LagWatch:
 
     @property
     def queue_trouble(self) -> str:
-        """Why the queue of ingestion is not known; "" if it is known, not configured, or was queried just now."""
+        """The reason why the queue of ingestion is not known; "" if it is known, not configured, or was queried just
+        now."""
         if not self.config().ingestion.sources:
             return ""
         age = time.monotonic() - self._queue[0]

@@ -163,7 +163,7 @@ def _address(text: str) -> tuple[str, int]:
 # The commands `serve` and `token`, as options and functions that return reports.
 
 
-def _nobody(url: str) -> None:
+def _ignore(url: str) -> None:
     """Does nothing."""
 
 
@@ -178,7 +178,7 @@ class ServeOptions(Options):
     ready_file: Annotated[
         str | os.PathLike[str] | None, opt("File to which the service writes its URL once it answers.", metavar="FILE")
     ] = None
-    ready: Annotated[Callable[[str], object], python_only("Called with the URL once the service listens.")] = _nobody
+    ready: Annotated[Callable[[str], object], python_only("Called with the URL once the service listens.")] = _ignore
     stop: Annotated[
         Stop | None, python_only("Ends the service when set, such as a `threading.Event`; None: nothing does.")
     ] = None

@@ -59,7 +59,7 @@ CONNECTIONS = 8
 ALL = "*"
 """In place of a job: all of them are paused."""
 
-Beside = Callable[[Connection, str, bool], object]
+Also = Callable[[Connection, str, bool], object]
 """Writes more in the transaction that queues a run: receives the run's id, and whether it is new."""
 
 
@@ -158,10 +158,10 @@ class ServiceStore(RunHistory):
         by: str,
         reason: str = "",
         missed: int = 0,
-        beside: Beside = lambda *_: None,
+        also: Also = lambda *_: None,
     ) -> tuple[str, bool]:
         """Queues a run, unless one of this name has not ended. Returns the id of either, and whether it is new. A
-        scheduled run that still waits is assigned to the user who requests it, so that no pause stops it. beside:
+        scheduled run that still waits is assigned to the user who requests it, so that no pause stops it. also:
         called with both in the same transaction. Raises Refused if an ad-hoc run of the same name is queued or running
         with other arguments."""
         with self.transaction() as connection:
@@ -198,7 +198,7 @@ class ServiceStore(RunHistory):
                 waits = and_(run.c.id == found, run.c.state == "queued", run.c.asked_by == SCHEDULE)
                 taken = {"asked_by": by, "reason": reason, "missed": run.c.missed + 1}
                 connection.execute(update(run).where(waits).values(**taken))
-            beside(connection, found, found == id)
+            also(connection, found, found == id)
         return found, found == id
 
     def enqueue_due(self, wanted: Job, due: float, missed: int, following: float) -> None:
@@ -209,7 +209,7 @@ class ServiceStore(RunHistory):
             if new:
                 self._upsert(connection, wanted.name, schedule=wanted.schedule.text, due=following)
 
-        self.enqueue(wanted, due, by=SCHEDULE, missed=missed, beside=planned)
+        self.enqueue(wanted, due, by=SCHEDULE, missed=missed, also=planned)
 
     def _refuse_another(self, connection: Connection, found: str, wanted: AdHocRun) -> None:
         there = connection.execute(select(run.c.arguments, run.c.state).where(run.c.id == found)).one()
@@ -348,7 +348,7 @@ def write_action(connection: Connection, at: float, done: Action, answer: Any) -
     return int(connection.execute(insert(action).values(**values).returning(action.c.id)).scalar_one())
 
 
-def recording(store: ServiceStore, done: Action) -> Beside:
+def recording(store: ServiceStore, done: Action) -> Also:
     """Returns a function that records an action in the transaction that queues its run."""
 
     def write(connection: Connection, run: str, new: bool) -> None:

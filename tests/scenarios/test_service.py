@@ -285,13 +285,13 @@ def test_a_store_gives_each_thing_once(kind: str, tmp_path: Path, request: pytes
             AdHocRun("verify:w", ("verify", "w"), "w"),
             Action(0, 0.0, "me", "", "verify", "w", "", "k", None),
         )
-        third, new = one.enqueue(errand, 8.0, by="me", beside=recording(one, asked))
+        third, new = one.enqueue(errand, 8.0, by="me", also=recording(one, asked))
         done = action_of(other, "me", "k")
         assert new and done and done.answer == {"run": third, "new": True}
         with pytest.raises(Refused, match=third):
             other.enqueue(AdHocRun("verify:w", ("verify", "w", "--db=d")), 9.0, by="me")
         with pytest.raises(Error):  # the key's second action, whose run goes with it
-            other.enqueue(AdHocRun("verify:x", ("verify", "x")), 9.0, by="me", beside=recording(other, asked))
+            other.enqueue(AdHocRun("verify:x", ("verify", "x")), 9.0, by="me", also=recording(other, asked))
         assert [each.id for each in one.open_runs()] == [third]
         set_answer(one, open_action(one, replace(asked, key=None)), {"failed": "why"})
         assert [is_open(each) for each in actions_about(other, "w", ["verify"])] == [False, True]

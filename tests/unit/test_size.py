@@ -10,13 +10,13 @@ from pathlib import Path
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
 FILES = 380
 LINES = 465  # of one file
-WORDS = {"anew": 0, "at work": 2, "beside": 15, "errand": 0, "goes on": 0, "meanwhile": 9, "nobody": 23, "somebody": 10}
+WORDS = dict.fromkeys(("anew", "at work", "beside", "errand", "goes on", "meanwhile", "nobody", "somebody"), 0)
 """In docstrings and comments: how often each may stand there still."""
 
-IN_MESSAGES = {"anew": 0, "at work": 0, "beside": 0, "goes on": 0, "meanwhile": 0, "nobody": 2, "somebody": 0}
+IN_MESSAGES = {"anew": 0, "at work": 0, "beside": 0, "goes on": 0, "meanwhile": 0, "nobody": 1, "somebody": 0}
 """The same in texts that people read."""
 
-WITHOUT_SUBJECT = 55
+WITHOUT_SUBJECT = 4
 """Docstrings that still begin with a relative pronoun or a preposition."""
 
 FILES_OF_THE_PRODUCT = sorted(path for top in ("cmroot", "replicator") for path in (ROOT / top).rglob("*.py"))

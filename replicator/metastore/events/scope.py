@@ -79,7 +79,8 @@ class Patterns:
         return self.partitions.get(f"{db}.{table}".lower()) if self.partitions else None
 
     def filter_for(self, table: Table) -> PartitionFilter | None:
-        """As `filter_of`. Raises UsageError if the filter uses a name that is not a partition key of the table."""
+        """Returns the filter of a table. Raises UsageError if the filter uses a name that is not a partition key of the
+        table."""
         found = self.filter_of(table.db, table.name)
         unknown = found.unknown_keys([key.name for key in table.partition_keys]) if found else []
         if found and unknown:

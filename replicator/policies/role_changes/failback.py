@@ -38,7 +38,7 @@ from replicator.policies.role_changes.role_change import (
     forget_checkpoint,
     give,
     highest_epoch,
-    nobody,
+    ignore,
     reverse_slots,
     steps_of,
     unfinished,
@@ -60,7 +60,7 @@ class FailbackSettings:
     step."""
 
     patience: timedelta = timedelta(seconds=10)
-    reported: Reporter = nobody
+    reported: Reporter = ignore
 
 
 def failback(sides: Sides, options: FailbackSettings | None = None, *, dry_run: bool = False) -> RoleChanged:

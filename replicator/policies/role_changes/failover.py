@@ -40,7 +40,7 @@ from replicator.policies.role_changes.role_change import (
     forget_checkpoint,
     give,
     highest_epoch,
-    nobody,
+    ignore,
     reverse_slots,
     side,
     steps_of,
@@ -96,9 +96,9 @@ def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memo
 def _answering(metastore: Metastore, policy: Policy, remembered: RememberedScope | None) -> Metastore | Absent:
     """Returns a metastore that answers all initial queries, or an Absent with the reason."""
     try:
-        nobody = Absent(metastore.uri, "not asked")
-        survey(policy, metastore, nobody, remembered)
-        survey(policy, nobody, metastore, remembered)
+        unqueried = Absent(metastore.uri, "not asked")
+        survey(policy, metastore, unqueried, remembered)
+        survey(policy, unqueried, metastore, remembered)
     except Error as error:
         return Absent(metastore.uri, str(error))
     return metastore
@@ -170,7 +170,7 @@ class FailoverSettings:
     limit: timedelta = timedelta(seconds=10)
     reading: timedelta = timedelta(seconds=60)
     patience: timedelta = timedelta(0)
-    reported: Reporter = nobody
+    reported: Reporter = ignore
 
 
 def failover(

@@ -62,7 +62,7 @@ class StepReport:
 Reporter = Callable[[StepReport], None]
 
 
-def nobody(step: StepReport) -> None:
+def ignore(step: StepReport) -> None:
     """Does nothing."""
 
 

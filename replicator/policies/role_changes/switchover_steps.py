@@ -34,7 +34,7 @@ from replicator.policies.role_changes.role_change import (
     forget_checkpoint,
     give,
     highest_epoch,
-    nobody,
+    ignore,
     reverse_slots,
     seconds_between,
     side,
@@ -61,7 +61,7 @@ class SwitchoverSettings:
     anyway: bool = False
     drain: timedelta = timedelta(minutes=10)
     patience: timedelta = timedelta(seconds=10)
-    reported: Reporter = nobody
+    reported: Reporter = ignore
 
 
 class SwitchoverSteps:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from cmroot.check import Checked, check
-from cmroot.expire.expire import expire, plan_expiry
+from cmroot.expire.expire import ExpiryPlan, expire, plan_expiry
 from cmroot.keep.content import fresh_incoming
 from cmroot.lease import acquire, patiently
 from cmroot.log.captured import Compacted, compact, finished, plan_compaction, segments
@@ -211,15 +211,7 @@ def plan_expired(
 ) -> ExpiryPlanned:
     """Plans an expiry; changes nothing. Raises Refused as `expire_root`."""
     refuse_clock_ahead(root, runtime.clock, idle)
-    chosen = runtime.engines.for_work(work(root.place))
-    with plan_expiry(
-        root.place,
-        older_than=older_than,
-        now=runtime.clock,
-        engine=chosen,
-        max_slot_lag=max_slot_lag,
-        versions=versions,
-    ) as plan:
+    with _planned(root, runtime, older_than, max_slot_lag, versions) as plan:
         return ExpiryPlanned("planned", root.place, **plan.as_json())
 
 
@@ -238,15 +230,20 @@ def expire_root(
     refuse_clock_ahead(root, runtime.clock, idle)
 
     def once() -> RootExpired:
-        chosen = runtime.engines.for_work(work(root.place))
-        plan = plan_expiry(
-            root.place,
-            older_than=older_than,
-            now=runtime.clock,
-            engine=chosen,
-            max_slot_lag=max_slot_lag,
-            versions=versions,
-        )
+        plan = _planned(root, runtime, older_than, max_slot_lag, versions)
         return RootExpired("expired", root.place, **expire(root.place, plan, now=runtime.clock).as_json())
 
     return patiently(once, patience)
+
+
+def _planned(
+    root: ChangeRoot, runtime: Runtime, older_than: timedelta, max_slot_lag: timedelta | None, versions: bool
+) -> ExpiryPlan:
+    return plan_expiry(
+        root.place,
+        older_than=older_than,
+        now=runtime.clock,
+        engine=runtime.engines.for_work(work(root.place)),
+        max_slot_lag=max_slot_lag,
+        versions=versions,
+    )

@@ -361,8 +361,8 @@ def queue_once(request: Request, who: Who, what: What, queued: Job | AdHocRun) -
         if before is not None:
             return Asked(**before.answer)
         try:
-            beside = recording(store, wanted)
-            return Asked(*store.enqueue(queued, store.now(), by=who.name, reason=what.reason, beside=beside))
+            also = recording(store, wanted)
+            return Asked(*store.enqueue(queued, store.now(), by=who.name, reason=what.reason, also=also))
         except Error as error:  # also if the same request was recorded concurrently
             if last or isinstance(error, Refused):
                 raise
