@@ -49,9 +49,11 @@ def test_a_dropped_partitioned_table_is_kept_with_partitions_that_lie_elsewhere(
     partition = next(guard.direct.partitions(guard.db, "t", ["p=a"]))[0]
     there = type(storage)(**{**_fields(storage), "location": f"file:{elsewhere}"})
     guard.direct.add_partitions(guard.db, "t", [type(partition)(values=("x",), storage=there)])
-    (guard.place("t") / "stray").write_text("nobody's")
+    (guard.place("t") / "notes").write_text("the table's")
+    (guard.place("t") / "stray").mkdir()
+    (guard.place("t") / "stray/f").write_text("nobody's")
     guard.call("drop_table", guard.db, "t", True)
-    assert guard.taken() == {"t/p=a/f": "a", "t/p=b c/f": "b", "t/p=x/f": "x"}
+    assert guard.taken() == {"t/notes": "the table's", "t/p=a/f": "a", "t/p=b c/f": "b", "t/p=x/f": "x"}
     assert not guard.place("t").exists() and not elsewhere.exists() and elsewhere.parent.exists()
     kept = [path.read_text() for path in Path(guard.root.files).rglob("*") if path.is_file()]
     assert "nobody's" in kept
