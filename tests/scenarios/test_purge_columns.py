@@ -76,6 +76,28 @@ def test_files_from_before_a_rename_of_the_column_are_not_certified(
     assert certificate.status == "gaps" and not certificate.searched, certificate
 
 
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_a_former_column_is_searched_where_another_column_was_widened(
+    warehouse: Warehouse, tmp_path: Path, kind: str
+) -> None:
+    home = tmp_path / "t"
+    home.mkdir()
+    write = pq.write_table if kind == "parquet" else orc.write_table
+    old = {"cust": pa.array([10, 11]), "n": pa.array([1, 2], pa.int32())}
+    write(pa.table(old), home / f"old.{kind}")
+    write(pa.table({"customer": pa.array([20, 21]), "n": pa.array([3, 4], pa.int64())}), home / f"new.{kind}")
+    warehouse.sql(
+        "CREATE DATABASE IF NOT EXISTS wide",
+        f"CREATE TABLE wide.{kind} (customer BIGINT, n BIGINT) STORED AS {kind} LOCATION '{home}'"
+        f" {described(former=['cust'])}",
+    )
+    root = warehouse.root(f"wide_{kind}")
+    done = warehouse.purge(root, warehouse.ids, f"wide.{kind}")
+    assert (done.status, done.rows_erased, done.gaps) == ("done", 2, []), done
+    assert sorted(row[1] for row in warehouse.rows(f"wide.{kind}")) == [2, 4]
+    assert certified(warehouse, root, f"wide.{kind}").status == "certified"
+
+
 @pytest.mark.parametrize("name", ["avro", "json"])
 def test_a_former_column_of_avro_and_json_is_searched_and_its_rows_are_erased(
     warehouse: Warehouse, people: Any, name: str

@@ -234,10 +234,21 @@ def _former_frames(
             places.setdefault(looked[part.location].columns.kind, []).append(part.location)
     for kind, several in places.items():
         if kind != "json":
-            yield by_path(ids.session, kind, several), True
+            yield _by_ids_columns(ids.session, kind, several, onboarded), True
             continue
         storage = msgspec.structs.replace(parts[0].storage, columns=data_columns(onboarded.table))
         yield by_path(ids.session, kind, several, with_former(onboarded, storage), reader_options(storage)), True
+
+
+def _by_ids_columns(session: Any, kind: str, places: Sequence[str], onboarded: Onboarded) -> Any:
+    """Reads files with all columns; if other ones had several types, which Spark does not merge, only those of ids."""
+    try:
+        return by_path(session, kind, places)
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+    names = (onboarded.field[0], *(onboarded.former or ()))
+    return by_path(session, kind, places, [Column(name, onboarded.type) for name in names])
 
 
 def key_in(frame: Any, onboarded: Onboarded) -> str:
