@@ -10,9 +10,10 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from fsspec import filesystem as driver_of
 
@@ -149,6 +150,51 @@ def copy(filesystem: Any, old: Original, target: str, note: str = "") -> bool:
         return _copy_parts(filesystem, old, target)
     finally:  # remains after a kill
         remove_own(filesystem, note)
+
+
+_STORED = ("StorageClass", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
+
+
+def copy_like(filesystem: Any, source: str, target: str, like: str) -> list[str]:
+    """Copies an object with the metadata, storage class, encryption and tags of another. Returns those of them that
+    this user may not read or give. Raises FileNotFoundError if one does not exist, or the source was replaced."""
+    found, old = info(filesystem, like), original(filesystem, source)
+    about = {name: found[name] for name in (*_KEPT, *_STORED) if found.get(name)}
+    tags, lacking = _tags(filesystem, like)
+    for tagging in [{"Tagging": tags}, {}] if tags else [{}]:
+        try:
+            if not _copied_with(filesystem, replace(old, about={**about, **tagging}), target):
+                raise FileNotFoundError(f"{source}: was replaced while it was copied")
+            return lacking if tagging or not tags else ["tags (not permitted)"]
+        except PermissionError:
+            if not tagging:
+                raise
+    return lacking
+
+
+def _copied_with(filesystem: Any, old: Original, target: str) -> bool:
+    if old.size > WHOLE_COPY:
+        return _copy_parts(filesystem, old, target)
+    how = {"MetadataDirective": "REPLACE", "TaggingDirective": "REPLACE", **old.about}
+    return copy_if(filesystem, old.key, target, old.etag, old.version, how)
+
+
+def _tags(filesystem: Any, key: str) -> tuple[str, list[str]]:
+    """Returns the tags of an object as a query; and "tags" if this user may not read them."""
+    try:
+        found = filesystem.call_s3("get_object_tagging", **named(key))["TagSet"]
+    except PermissionError:
+        return "", ["tags (not permitted)"]
+    except OSError as error:
+        if code_of(error) in _NO_TAGS:  # the store has none
+            return "", []
+        raise
+    except NotImplementedError:
+        return "", []
+    return urlencode({each["Key"]: each["Value"] for each in found}), []
+
+
+_NO_TAGS = ("NoSuchTagSet", "NoSuchTagSetError", "NotImplemented", "MethodNotAllowed")
 
 
 def part_size(size: int) -> int:

@@ -278,6 +278,15 @@ class FsspecStore:
             if not objects.copy(self.filesystem, original, new, self.key(note) if note else ""):
                 raise FileNotFoundError(f"{path}: was replaced while it was copied")
 
+    def copy_like(self, path: str, target: str, like: str) -> Names:
+        """Copies by the server, on S3 with the metadata, storage class, encryption and tags of the object `like`.
+        Returns those that this user may not read or give. Raises FileNotFoundError like `copy`."""
+        if scheme(self.place) != "s3":
+            self.copy(path, target)
+            return []
+        with naming(target):
+            return objects.copy_like(self.filesystem, self.key(path), self.key(target), self.key(like))
+
     def remove_own(self, path: str) -> bool:
         """Like `remove`, for files that only this program writes; see Place."""
         if scheme(self.place) != "s3":

@@ -126,13 +126,15 @@ def create(filesystem: Any, key: str, data: bytes) -> bool:
     return False
 
 
-def copy_if(filesystem: Any, key: str, target: str, etag: str, version: str | None = None) -> bool:
+def copy_if(
+    filesystem: Any, key: str, target: str, etag: str, version: str | None = None, how: Info | None = None
+) -> bool:
     """Copies an object of at most 5 GiB in one step, if it still has this tag (without its quotes); returns False when
-    it has another, or does not exist."""
+    it has another, or does not exist. how: more arguments of the request."""
     of = named(key) | ({"VersionId": version} if version else {})
     source = {"CopySource": of, "CopySourceIfMatch": f'"{etag}"'}
     try:
-        return _heeded(filesystem, "copy_object", **named(target), **source)
+        return _heeded(filesystem, "copy_object", **named(target), **source, **(how or {}))
     except FileNotFoundError:
         return False
 

@@ -55,9 +55,9 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
     """Erase the rows of all ids from the described tables.
 
     These are the white-listed tables with a descriptor. One Spark job per table finds the rows. Partitions without
-    matching rows are left alone. In the others, files with a matching row are rewritten next to the old ones, in
-    their own format, and the other files are linked; one metastore call swaps the location if the checks succeed and
-    nothing has changed concurrently. The old directory is kept as a backup; see `retain`.
+    matching rows are left alone. In the others, files with a matching row are rewritten in their own format, checked,
+    and renamed over the old ones if nothing has changed concurrently; the location stays. The old files are kept as
+    a backup; see `retain`.
 
     Spark reads the rows, and only in the server's default catalog (Hive 3 and newer), so there is no --catalog.
 

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from purges import DESCRIPTOR, Warehouse
 from s3_proxy import Proxy, counting
 from stores import s3_server
 
 from cmroot.keep.content import locate
+from cmroot.keep.journal import files_at
 from cmroot.keep.remote_files import keep_object
 from cmroot.root import create_or_open
+from cmroot.store import objects
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import Place
 from replicator.lifecycle.purge.options import PurgeOptions
+from replicator.lifecycle.purge.rewrite.rewrite_task import ReplaceTask, ReplaceWork, run_replace_task
 from replicator.lifecycle.purge.table_files import copies
 
 pytestmark = pytest.mark.removals
@@ -87,3 +91,41 @@ def test_versions_below_directories_of_tables_are_found(filesystem: Any, warehou
     assert all(each.version for each in found)
     delete_versions(filesystem, [f"{each.place}?versionId={each.version}" for each in found])
     assert list(copies([home], contents, warehouse.engines)) == []
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["one request", "parts"])
+def test_replaced_objects_keep_metadata_tags_and_storage_class(
+    filesystem: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The new object, and the old one in the backup."""
+    at = f"t-{whole}"
+    attributes = {"Metadata": {"team": "risk"}, "ContentType": "text/csv", "StorageClass": "STANDARD_IA"}
+    attributes["ServerSideEncryption"] = "AES256"
+    filesystem.call_s3(
+        "put_object", Bucket="versioned", Key=f"{at}/a", Body=b"old", Tagging="law=gdpr&a+b=1%2B2", **attributes
+    )
+    filesystem.call_s3("put_object", Bucket="versioned", Key=f"new/{at}/a", Body=b"new")
+    home = f"s3a://versioned/{at}"
+    if not whole:
+        monkeypatch.setattr(objects, "WHOLE_COPY", 0)
+    ((_, state),) = files_at(home)
+    work = ReplaceWork("", "a", f"{home}/a", f"s3a://versioned/new/{at}/a", f"s3a://versioned/aside/{at}/a", state)
+    for step in ("aside", "replace", "replace"):
+        (done,) = run_replace_task(ReplaceTask(step, [work]))  # type: ignore[arg-type]
+        assert (done.error, done.lacking) == ("", ""), step
+    assert not Place(work.new).exists()
+    for key, body in ((f"{at}/a", b"new"), (f"aside/{at}/a", b"old")):
+        assert Place(f"s3a://versioned/{key}").read_bytes() == body
+        found = filesystem.call_s3("head_object", Bucket="versioned", Key=key)
+        assert {name: found[name] for name in attributes} == attributes, key
+        tags = filesystem.call_s3("get_object_tagging", Bucket="versioned", Key=key)["TagSet"]
+        assert {each["Key"]: each["Value"] for each in tags} == {"law": "gdpr", "a b": "1+2"}, key
+
+    changed = msgspec.structs.replace(work, new=f"s3a://versioned/new/{at}/b")
+    Place(changed.new).write_bytes(b"newer")
+    assert [each.error for each in run_replace_task(ReplaceTask("replace", [changed]))] == ["was changed concurrently"]
+    with monkeypatch.context() as forbidden:
+        forbidden.setattr(proxy, "forbids", lambda path: "tagging" in urlsplit(path).query.split("&"))
+        assert objects.copy_like(filesystem, f"versioned/{at}/a", f"versioned/{at}/c", f"versioned/{at}/a") == [
+            "tags (not permitted)"
+        ]

@@ -14,6 +14,7 @@ from cmroot.root import ChangeRoot
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
 from replicator.lifecycle.purge.backup_actions import restore_backup
+from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.options import BackupRestoreSettings
 from replicator.lifecycle.purge.state import runs
 
@@ -84,7 +85,72 @@ def test_a_killed_purge_is_taken_up_again(warehouse: Warehouse, fault: Fault, re
     (unit,) = [unit for unit in runs(root.place)[0].units().values() if unit.backup]
     assert (unit.state, unit.partition) == ("DONE", "k=0")
     home = Path(warehouse.metastore.table(db, "t").location.removeprefix("file:"))  # type: ignore[union-attr]
-    assert {path.name for path in home.rglob("_purge-*")} == {Path(unit.new).parent.name}
+    assert {path.name for path in home.rglob("_purge-*")} == {Path(unit.aside).parent.name}
+
+
+IN_PLACE = {
+    "not begun": Fault("before", "rename", r"/t/k=0/part-"),
+    "first file": Fault("after", "rename", r"/t/k=0/part-"),
+    "last file": Fault("before", "rename", r"/t/k=0/part-", 3),
+    "all files": Fault("after", "rename", r"/t/k=0/part-", 3),
+    "aside": Fault("after", "link", r"/_purge-\d+/k=0/part-", 2),
+}
+
+
+def three_files(warehouse: Warehouse, db: str) -> list[tuple[object, ...]]:
+    """A table with ids in each of three files of one partition. Returns the rows that stay."""
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE TABLE {db}.t (id BIGINT) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT /*+ REPARTITION_BY_RANGE(3, id) */ id, 0 FROM range(0, 100)",
+    )
+    assert len(list(Path(warehouse.home_of(f"{db}.t")).glob("k=0/part-*"))) == 3
+    return [row for row in warehouse.rows(f"{db}.t") if row[0] % 10]
+
+
+@pytest.mark.parametrize("again", ["purge", "retain"])
+@pytest.mark.parametrize("when", IN_PLACE)
+def test_a_swap_that_is_killed_between_two_files_shows_each_row_once(
+    warehouse: Warehouse, when: str, again: str
+) -> None:
+    db = f"swap_{when}_{again}".replace(" ", "_")
+    staying, root = three_files(warehouse, db), warehouse.root(db)
+    place = ["--metastore", warehouse.running.uri, "--cmroot", root.place]
+    arguments = ["--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]"]
+    killed = run_with(IN_PLACE[when], ["purge", "run", *place, "--ids", warehouse.ids, *arguments])
+    assert killed.killed and killed.reached, killed
+    shown = warehouse.rows(f"{db}.t")
+    assert [row for row in shown if row[0] % 10] == staying and len(set(shown)) == len(shown)
+    begun = when not in ("not begun", "aside")
+    assert (len(shown) < 100) == begun
+    if again == "retain":
+        assert run(["purge", "retain", *place, "--json"]) == 0
+        assert len(warehouse.rows(f"{db}.t")) == (90 if begun else 100)
+    assert warehouse.purge(root, warehouse.ids, db).status == "done"
+    assert warehouse.rows(f"{db}.t") == staying
+    (backup,) = backups(root.place)
+    home = Path(warehouse.home_of(f"{db}.t"))
+    assert [path.name for path in home.rglob("_purge-*")] == [Path(backup.place).parent.name]
+    assert len(list(Path(backup.place.removeprefix("file:")).glob("part-*"))) == 3
+    assert backup.unit.rows_after == 90 and backup.unit.matched == 10
+    warehouse.sql(f"ALTER TABLE {db}.t DROP PARTITION (k=0)", f"ALTER TABLE {db}.t ADD PARTITION (k=0)")
+    assert warehouse.rows(f"{db}.t") == []
+
+
+@pytest.mark.parametrize("when", ["first file", "all files", "aside"])
+def test_an_undo_that_is_killed_is_completed_by_the_next(warehouse: Warehouse, when: str) -> None:
+    db = f"undo_{when}".replace(" ", "_")
+    staying, root = three_files(warehouse, db), warehouse.root(db)
+    place = ["--metastore", warehouse.running.uri, "--cmroot", root.place]
+    assert warehouse.purge(root, warehouse.ids, db).rows_erased == 10
+    killed = run_with(IN_PLACE[when], ["purge", "undo", f"{db}.t", "k=0", *place])
+    assert killed.killed and killed.reached, killed
+    assert [row for row in warehouse.rows(f"{db}.t") if row[0] % 10] == staying
+    again = restore_backup(warehouse.metastore, root, BackupRestoreSettings(f"{db}.t", "k=0"))
+    assert again.status == "restored" and len(warehouse.rows(f"{db}.t")) == 100
+    revert = BackupRestoreSettings(f"{db}.t", "k=0", undo=True)
+    assert restore_backup(warehouse.metastore, root, revert).status == "restored"
+    assert warehouse.rows(f"{db}.t") == staying
 
 
 @pytest.mark.parametrize("again", ["retain", pytest.param("another", marks=pytest.mark.long)])
@@ -149,7 +215,8 @@ def test_a_retain_that_was_taken_over_removes_nothing_more(warehouse: Warehouse)
 
 def test_a_retain_that_was_taken_over_between_two_backups_removes_no_other(warehouse: Warehouse) -> None:
     root, place, _ = two_days(warehouse, "between")
-    homes = {Path(warehouse.home_of("between.t"), f"k={each}") for each in (0, 1)}
+    homes = {Path(each.place.removeprefix("file:")) for each in backups(root.place)}
+    assert len(homes) == 2 and all(home.exists() for home in homes)
     first = Fault("after", "link", r"/purge/.*/units/")
     ended = delayed(first, ["purge", "retain", *place, *NOW], lambda: taken_over(root))
     assert (ended.code, json.loads(ended.out)["error"]) == (7, "LeaseHeld"), ended

@@ -30,8 +30,9 @@ from cmroot.store.hdfs import HdfsStore
 from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.certify import Certificate, Replica
 from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions
+from replicator.lifecycle.purge.rewrite import rewrite_task
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import connect
 
 pytestmark = pytest.mark.hdfs
 
@@ -335,7 +336,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
         client_of.set_permission(HdfsStore(str(old)).key(str(old)), 0o750)
         client_of.set_owner(HdfsStore(str(old)).key(str(old)), "ann", "risk")
         with monkeypatch.context() as patched, pytest.raises(Killed):
-            patched.setattr(ThriftMetastore, "alter_partitions", Killed.now)
+            patched.setattr(rewrite_task, "_replace", Killed.now)
             warehouse.purge(root, warehouse.ids, db)
         assert warehouse.rows(f"{db}.t") == before
         done = warehouse.purge(root, warehouse.ids, db)
@@ -343,8 +344,10 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
         after = [row for row in before if row[0] >= 100 or row[0] % 10]
         assert warehouse.rows(f"{db}.t") == after
         (unit,) = done.tables[0].units
-        given = client_of.get_file_info(HdfsStore(unit["new"]).key(unit["new"]))
-        assert (given.permission, given.owner, given.group) == (0o750, "ann", "risk")
+        for place in (unit["new"], unit["aside"]):
+            given = client_of.get_file_info(HdfsStore(place).key(place))
+            assert (given.permission, given.owner, given.group) == (0o750, "ann", "risk")
+        assert unit["new"].endswith(f"{old}".partition("/source/")[2]) and not having(old), "the location is the same"
         assert unit["reason"].startswith("the new files lack rights of the old ones: xattr ("), "WebHDFS is off here"
         client, of = warehouse.metastore, f"{db}.t"
         assert restore_backup(client, root, BackupRestoreSettings(of, "k=0")).status == "restored"

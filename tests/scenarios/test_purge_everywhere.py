@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -113,13 +114,13 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
     asked = PurgeOptions(warehouse.ids, "left", "privacy.column")
     assert warehouse.certify(root, asked, expedited=True).status == "certified"
     left = [
-        tmp_path / "left.db" / "flat" / "old",
+        tmp_path / "left.db" / "flat" / ".old",
         tmp_path / "left.db" / "parts" / "k=2" / ".aside-1",
         tmp_path / "left.db" / "_purge-1" / "flat" / "old",
         tmp_path / "left.db" / "apart" / "old",
     ]
     for path, body in zip(left, bytes_before, strict=True):
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
     found = warehouse.certify(root, asked, expedited=True)
     assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
@@ -138,15 +139,21 @@ def test_what_nobody_read_of_a_purged_partition_is_not_certified_until_it_is_gon
     home = tmp_path / "unread.db" / "t" / "_temporary"
     home.mkdir()
     (home / "part-0").write_bytes(b"40\x01unread-40, of a job that did not end\n")
+    os.utime(home / "part-0", (0, 0))
+    (home.parent / ".hive-staging_1").mkdir()
+    (home.parent / ".hive-staging_1" / "part-1").write_bytes(b"of a job that may be running")
     root = warehouse.root("unread")
     done = warehouse.purge(root, warehouse.ids, "unread")
     assert [gap["table"] for gap in done.gaps] == ["unread.t"] and done.rows_erased == 5
+    assert not home.exists() and (home.parent / ".hive-staging_1" / "part-1").exists()
     everything = RetainOptions(0, timedelta(0), timedelta(0), timedelta(0))
     assert warehouse.retain(root, everything).status == "done"
     asked = PurgeOptions(warehouse.ids, "unread", "privacy.column")
     found = warehouse.certify(root, asked)
     kept = [each for each in found.holding if "has not been searched" in each["why"]]
-    assert found.status == "remaining" and [each["what"] for each in kept] == ["$cmroot"]
+    assert found.status == "remaining" and [each["what"] for each in kept] == ["$cmroot", "table"]
+    assert kept[1]["path"].endswith("/.hive-staging_1/part-1")
+    shutil.rmtree(home.parent / ".hive-staging_1")
     assert warehouse.certify(root, asked, expedited=True).status == "certified"
     assert not files_with(Path(root.place), b"unread-40")
 

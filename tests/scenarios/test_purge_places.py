@@ -148,10 +148,13 @@ def test_new_directories_have_the_rights_of_the_old_ones(warehouse: Warehouse, s
 
     assert done.status == "done", done
     (unit,) = done.tables[0].units
-    new = Path(unit["new"].removeprefix("file:"))
+    new, aside = (Path(unit[each].removeprefix("file:")) for each in ("new", "aside"))
     written = [path for path in new.iterdir() if path.name.startswith("part-")]
-    assert written and new.parent.parent == home
-    for path, mode in {new.parent: 0o2770, new: 0o2750, **dict.fromkeys(written, 0o640)}.items():
+    assert written and new == home / "k=1" and aside.parent.parent == home
+    assert {path.name for path in written} == {path.name for path in files}
+    assert not [path for path in home.glob("_purge-*") if path != aside.parent]
+    directories = {aside.parent: 0o2770, home: 0o2770, aside: 0o2750, new: 0o2750}
+    for path, mode in {**directories, **dict.fromkeys([*written, *aside.glob("part-*")], 0o640)}.items():
         status = path.stat()
         found = (status.st_mode & 0o7777, status.st_uid, status.st_gid, os.getxattr(path, "user.team"))
         assert found == (mode, 4711, 4712, b"risk"), path

@@ -122,16 +122,6 @@ def test_a_hash_tells_every_null_and_no_order_of_a_map(warehouse: Warehouse) -> 
     assert hashes(warehouse, *(f"array({one})" for one in some), "array(null)") == 4
 
 
-def test_what_is_compared_of_a_directory_is_the_sum_of_its_files() -> None:
-    """Spark writes rows to other files than they were in."""
-    old, new = (
-        {"/a/1": (1, 20, 300), "/a/b/2": (2, 30, 400)},
-        {"/c/1": (2, 49, 0), "/c/2": (0, 0, 0), "/c/3": (1, 1, 700)},
-    )
-    found = old | new | {"/ab/1": (9, 9, 9)}
-    assert spark_work._below(found, "/a") == spark_work._below(found, "/c") == (3, 50, 700)
-
-
 VARIANTS = "(id BIGINT, v VARIANT, n STRUCT<a: ARRAY<VARIANT>, m: MAP<STRING, VARIANT>>, k STRING)"
 
 

@@ -23,7 +23,7 @@ from replicator.errors import ObjectNotFound
 from replicator.ingestion.landing.file_steps import DAY_KEY
 from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
 from replicator.lifecycle.housekeeping.settings import REMOVE_EXPIRED
-from replicator.lifecycle.purge.swapping import WRITTEN
+from replicator.lifecycle.purge.swapping import PURGED, WRITTEN
 from replicator.lifecycle.purge.table_files import SIBLING
 from replicator.metastore.client import Metastore
 
@@ -234,7 +234,7 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
 
 
 def _is_published(location: str, published: str) -> bool:
-    """Returns True if a location is the published one, or one to which a purge has moved it since."""
+    """Returns True if a location is the published one, or one to which a purge of an earlier release has moved it."""
     there = Place(location)
     return there == Place(published) or (
         name_of(there.parent.text).startswith(SIBLING) and there.parent.parent == Place(published).parent
@@ -249,8 +249,9 @@ def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[Dif
     if published.location and not _is_published(location, published.location):
         text = f"its rows are located in {location}, not in {published.location}"
         return Difference(text, f"location {location}"), published
-    purged = name_of(Place(location or "/").parent.text).startswith(SIBLING)
-    sizes = written_sizes(of.parameters, purged)
+    moved = name_of(Place(location or "/").parent.text).startswith(SIBLING)
+    purged = moved or of.parameters.get(WRITTEN, "").endswith(PURGED)
+    sizes = written_sizes(of.parameters, moved)
     if not purged and published.files >= 0:
         sizes = published.files, published.bytes
     if sizes is None and says and not purged:

@@ -1,16 +1,16 @@
 """`replicator purge undo` and `replicator purge retain`: restores and removes backups. Has side effects.
 
-undo      restores a partition to its state before a purge, or reverts a restore: switches the location as a purge does,
-          after a comparison and without moving files. The replaced directory is retained as trash, to which `undo`
-          switches back. A recycled backup is first restored from `$cmroot`.
+undo      restores the files that a purge has replaced, or reverts a restore: replaces them as a purge does, after a
+          comparison. The replaced files are retained as trash, from which `undo` reverts. A recycled backup is first
+          restored from `$cmroot`. Of runs of earlier releases, whose backup is a directory, it switches the location.
 retain    after the retention time: recycles backups and trash, removes directories of swaps that were not executed,
-          deletes ids of runs without backups, and adopts rows added to a backup after the swap into their table.
+          deletes ids of runs without backups, and adopts rows that were added to a directory that was swapped out.
 """
 
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -23,10 +23,11 @@ from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal
 from replicator.core.audit import Removal, begin_audit
+from replicator.core.model import Table
 from replicator.core.not_replicated import Report
 from replicator.core.option import parse_time
 from replicator.core.roles import follows, mark_of
-from replicator.errors import FilesMissing, ObjectNotFound, Refused
+from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import (
     Backup,
     Due,
@@ -41,9 +42,10 @@ from replicator.lifecycle.purge.backups import (
     recycled_of,
 )
 from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
+from replicator.lifecycle.purge.replacing import brought_back, put_back, rows_of
 from replicator.lifecycle.purge.rewrite.rewrite_task import FileWork, carry
-from replicator.lifecycle.purge.run import settle
-from replicator.lifecycle.purge.state import PURGE, Unit, new_run, runs
+from replicator.lifecycle.purge.run import settle, settle_restores
+from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
 from replicator.lifecycle.purge.swapping import (
     Figures,
     drop_column_statistics,
@@ -56,7 +58,7 @@ from replicator.lifecycle.purge.swapping import (
     settle_counts,
 )
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at, parts_of
-from replicator.lifecycle.removal.job import Job, Removals, bring_back
+from replicator.lifecycle.removal.job import Job, Removals
 from replicator.lifecycle.removal.removal import Judged, refuse_excess
 from replicator.metastore.client import Metastore, checked
 from replicator.metastore.events.scope import refuse_other_catalog
@@ -95,12 +97,15 @@ def restore_backup(
     Raises ObjectNotFound if there is none, Refused if the partition changes concurrently, FilesMissing if bytes of a
     recycled backup no longer exist anywhere. May run twice: the second run finds the backup already restored."""
     refuse_other_catalog(root.place, metastore)
-    table, partition, undo = options.table, options.partition, options.undo
+    table, partition = options.table, options.partition
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
     backup = _chosen(known, options)
     with acquire(join(root.place, PURGE), "purge undo", now=clock) as lease:
         metastore = checked(metastore, lease.check)
+        if not dry_run and settle_restores(metastore, root.place, clock):
+            known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
+            backup = _chosen(known, options)
         if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
             raise Refused(why, hint="a replica matches its primary again after the next run")
         current = metastore.table(db, name)
@@ -110,67 +115,104 @@ def restore_backup(
                 f"{table} has no partition {partition!r}", hint="write it as `show partitions` prints it"
             )
         (part,) = parts
-        when = iso(backup.unit.time)
-        if normal(part.location) == normal(backup.place):
-            return BackupRestored("unchanged", table, partition, part.location, "", when)
-        reported = BackupRestored(
-            "planned", table, partition, backup.place, part.location, when, rows=backup.unit.rows or -1
-        )
-        _warn(reported, backup, undo)
+        reported = _reported_before(options, part, backup)
+        if reported.status == "unchanged":
+            return reported
+        _warn(reported, backup, options.undo)
         if dry_run:
             return reported
-        reported.from_cmroot = _brought_back(root.place, backup)
-        look = look_at(backup.place)
-        if gone := late(look, recorded(backup)).gone if not reported.from_cmroot else ():
-            raise Refused(
-                f"{backup.place}: {len(gone)} files have changed or are missing, such as {gone[0]}",
-                hint="a writer has changed the backup: inspect it before you use it",
-            )
-        directory, run = new_run(root.place, {"undo" if undo else "restore": table, "metastore": metastore.uri}, clock)
-        directory.write_run(run)
-        figures = Figures(
-            sum(is_data(state.path_relative) for state in look.files),
-            reported.rows,
-            sum(state.size for state in look.files),
-        )
-        replaced = look_at(part.location).files
-        unit = Unit(
-            table=f"{db}.{name}",
-            partition=partition,
-            state="VERIFIED",
-            time=clock(),
-            old=part.location,
-            new=backup.place,
-            rows=_rows(part),
-            rows_after=reported.rows if reported.rows >= 0 else _rows(part),
-            bytes=sum(state.size for state in replaced),
-            bytes_after=figures.bytes,
-            files=figures.files,
-            files_before=sum(is_data(state.path_relative) for state in replaced),
-            matched=_matched(known, part),
-        )
-        directory.write_files([unit.file_row(state) for state in replaced])
-        directory.write_units([unit])
-        flipped = flip(metastore, current, {partition: (part, purged(part, backup.place, figures, clock()))})
-        if not flipped.swapped:
-            directory.write_units([unit.at("FAILED", clock, reason=flipped.changed[partition])])
-            directory.write_run(msgspec.structs.replace(run, status="failed", ended=iso(clock())))
-            raise Refused(f"{unit.name}: {flipped.changed[partition]}", hint="run the same command again")
-        directory.write_units([unit.at("DONE", clock, backup="kept", event=flipped.event)])
-        backup.set(backup="restored")
+        reported.from_cmroot = brought_back(root.place, backup)
+        request = {"undo" if options.undo else "restore": table, "metastore": metastore.uri}
+        directory, run = new_run(root.place, request, clock)
+        if backup.unit.aside:
+            unit = put_back(metastore, current, part, backup, (directory, run), clock, lease.check)
+        else:
+            if not reported.from_cmroot:
+                _refuse_changed(backup)
+            unit = _switch_back(metastore, current, part, backup, (directory, run), clock, known)
         drop_column_statistics(metastore, current, [partition])
         run = settle_counts(metastore, directory, run, unit.table)
         directory.write_run(msgspec.structs.replace(run, status="done", ended=iso(clock())))
         begin_audit(root.place, PURGE, run=run.id, clock=clock).changed(
             unit.table,
-            f"restore of the backup of {when}",
+            f"restore of the backup of {reported.backup}",
             what="restore",
             partition=partition,
-            path=backup.place,
+            path=reported.location,
             detail=msgspec.to_builtins(unit),
         )
-    reported.status, reported.run, reported.event = "restored", run.id, flipped.event
+    reported.status, reported.run, reported.event = "restored", run.id, unit.event
+    reported.replaced = unit.aside or reported.replaced
     return reported
+
+
+def _reported_before(options: BackupRestoreSettings, part: Part, backup: Backup) -> BackupRestored:
+    """Returns the report of a restore before it begins: planned, or unchanged. Raises Refused if the part has another
+    location than at the purge that replaced its files."""
+    was, when = backup.unit, iso(backup.unit.time)
+    if not was.aside:
+        if normal(part.location) == normal(backup.place):
+            return BackupRestored("unchanged", options.table, part.name, part.location, "", when)
+        rows = was.rows or -1
+        return BackupRestored("planned", options.table, part.name, backup.place, part.location, when, rows=rows)
+    if normal(part.location) != normal(was.old):
+        raise Refused(
+            f"{was.name}: its location is {part.location}, but the purge replaced files of {was.old}",
+            hint="a writer has moved it since: set the location back, or copy the rows that you need from the backup",
+        )
+    return BackupRestored("planned", options.table, part.name, part.location, "", when, rows=rows_of(part, was)[1])
+
+
+def _refuse_changed(backup: Backup) -> None:
+    if gone := late(look_at(backup.place), recorded(backup)).gone:
+        raise Refused(
+            f"{backup.place}: {len(gone)} files have changed or are missing, such as {gone[0]}",
+            hint="a writer has changed the backup: inspect it before you use it",
+        )
+
+
+def _switch_back(
+    metastore: Metastore,
+    table: Table,
+    part: Part,
+    backup: Backup,
+    of: tuple[RunDirectory, PurgeRun],
+    clock: Callable[[], float],
+    known: Sequence[Backup],
+) -> Unit:
+    """Switches the location back, as a purge of an earlier release has left the directory. Returns the unit."""
+    directory, run = of
+    look = look_at(backup.place)
+    directory.write_run(run)
+    size = sum(state.size for state in look.files)
+    figures = Figures(sum(is_data(state.path_relative) for state in look.files), backup.unit.rows or -1, size)
+    replaced = look_at(part.location).files
+    unit = Unit(
+        table=backup.unit.table,
+        partition=part.name,
+        state="VERIFIED",
+        time=clock(),
+        old=part.location,
+        new=backup.place,
+        rows=_rows(part),
+        rows_after=figures.rows if figures.rows >= 0 else _rows(part),
+        bytes=sum(state.size for state in replaced),
+        bytes_after=figures.bytes,
+        files=figures.files,
+        files_before=sum(is_data(state.path_relative) for state in replaced),
+        matched=_matched(known, part),
+    )
+    directory.write_files([unit.file_row(state) for state in replaced])
+    directory.write_units([unit])
+    flipped = flip(metastore, table, {part.name: (part, purged(part, backup.place, figures, clock()))})
+    if not flipped.swapped:
+        directory.write_units([unit.at("FAILED", clock, reason=flipped.changed[part.name])])
+        directory.write_run(msgspec.structs.replace(run, status="failed", ended=iso(clock())))
+        raise Refused(f"{unit.name}: {flipped.changed[part.name]}", hint="run the same command again")
+    unit = unit.at("DONE", clock, backup="kept", event=flipped.event)
+    directory.write_units([unit])
+    backup.set(backup="restored")
+    return unit
 
 
 def _chosen(known: Iterable[Backup], options: BackupRestoreSettings) -> Backup:
@@ -200,29 +242,6 @@ def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
         reported.warnings.append(
             f"{backup.unit.matched:,} rows erased by run {backup.directory.id} are back: purge again, or undo this"
         )
-
-
-def _brought_back(root: str, backup: Backup) -> int:
-    """Restores the files of a backup that was recycled, entirely or by a killed retain. Returns their number, 0 if none
-    was recycled. Raises FilesMissing if a file cannot be restored as it was."""
-    before = recorded(backup)
-    if backup.unit.backup == "kept" and not recycled_of(root, backup, before, look_at(backup.place)):
-        return 0
-    try:
-        back = bring_back(root, None, job=PURGE, path=normal(backup.place), since=backup.swapped)
-    except ObjectNotFound as error:
-        raise FilesMissing(error.message, hint="check with `replicator cm find`") from error
-    there = {state.path_relative: state.size for state in look_at(backup.place).files}
-    lost = {
-        name: "it is missing or has another size" for name, state in before.items() if there.get(name) != state.size
-    }
-    if lost := {**lost, **back.lost}:
-        path, why = next(iter(lost.items()))
-        raise FilesMissing(
-            f"{len(lost)} files of {backup.place} no longer exist anywhere, such as {path}: {why}",
-            hint="they have expired in $cmroot; an older backup may exist",
-        )
-    return back.files or len(set(back.there))
 
 
 def _matched(known: Iterable[Backup], part: Part) -> int:
@@ -340,6 +359,9 @@ class Retain(Job[Judged, Retained]):
             if look.missing:  # removed by another process: it may be in `$cmroot`, but this run has no record of it
                 if not self.rehearses:
                     each.backup.set(backup="recycled")
+                continue
+            if each.backup.unit.aside:  # no writer has ever known this directory
+                yield _removal(each, look), each
                 continue
             before = recorded(each.backup)
             taken = recycled_of(self.root.place, each.backup, before, look)

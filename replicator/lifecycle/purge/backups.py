@@ -1,7 +1,7 @@
-"""Backups: the directories that purges and restores have swapped out, according to the records of the runs. Reads only.
+"""Backups: the files that purges and restores have replaced, according to the records of the runs. Reads only.
 
-A backup is complete if its files are those recorded before the swap. Files that a writer started earlier has added
-since are late: their rows are in no table.
+A backup is complete if its files are those recorded before the swap. Of runs of earlier releases it is the directory at
+the table's former location: files that a writer started earlier has added since are late, and their rows in no table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Backup:
 
     @property
     def place(self) -> str:
-        return self.unit.old
+        return self.unit.aside or self.unit.old
 
     @property
     def swapped(self) -> str:
@@ -93,12 +93,16 @@ def list_backups(root: str, table: str | None = None) -> BackupList:
 
 
 def recorded(backup: Backup) -> dict[str, FileState]:
-    """Returns the files that a backup had when it was swapped out, by name, except files that readers do not read."""
+    """Returns the files that a backup had when it was swapped out, by name, except files that readers do not read: the
+    replaced ones, or those of the entire directory (`Unit.aside`)."""
     found: dict[str, FileState] = {}
     for table in backup.directory.files():
         fits = pc.and_(pc.equal(table["table"], backup.unit.table), pc.equal(table["partition"], backup.unit.partition))
-        unread = pc.and_(pc.equal(table["matched"], 0), pc.is_valid(table["checksum"]))
-        rows = table.filter(pc.and_not(fits, unread)).to_pylist()
+        if backup.unit.aside:
+            others = pc.is_null(table["checksum_after"])
+        else:
+            others = pc.and_(pc.equal(table["matched"], 0), pc.is_valid(table["checksum"]))
+        rows = table.filter(pc.and_not(fits, others)).to_pylist()
         if rows:  # a later attempt replaces the rows of an earlier one
             found = {row["name"]: FileState(row["name"], row["size"], row["mtime_ns"], row["identity"]) for row in rows}
     return found

@@ -388,7 +388,8 @@ def _left_at(
 ) -> Iterator[Holding]:
     """Yields files with such contents in the directories of purged tables, whether or not a table refers to them.
     Excludes backups, which are reported as such."""
-    kept = {normal(unit.old) for units in swapped.values() for unit in units if unit.backup == "kept"}
+    units_kept = (unit for units in swapped.values() for unit in units if unit.backup == "kept")
+    kept = {normal(unit.aside or unit.old) for unit in units_kept}
     reported = kept if what == "table" else set()
     for name, units in swapped.items():
         db, table_name = _split(name)

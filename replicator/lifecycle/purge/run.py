@@ -5,7 +5,7 @@
     each table  read partitions, list them, search (one Spark job), rewrite, compare, swap, record
     end         report what was erased, what was not, and why
 
-No file of a table is changed or removed. The old directories remain as backups, which `retain` recycles.
+Files with ids are replaced in place, one rename each. The old files remain as backups, which `retain` recycles.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backups import parse_name
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids, split_ids
 from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, PurgeOptions, WhiteList, onboard
+from replicator.lifecycle.purge.replacing import carry_on
 from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
 from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now, remove_leftovers, settle_counts
 from replicator.lifecycle.purge.tables import TableDone, TableWork
@@ -209,8 +210,8 @@ class Purge(Job[Onboarded, Purged]):
 
 
 def settle(metastore: Metastore, directory: RunDirectory, run: PurgeRun, clock: Callable[[], float]) -> PurgeRun:
-    """Finalises a killed run: records swaps that were executed but not recorded, and updates the counts of their
-    tables. Data staged for swaps that were not executed are removed with the other leftovers. May run twice."""
+    """Finalises a killed run: completes swaps that were begun, records those that were executed but not recorded, and
+    updates the counts of their tables. Data staged for other swaps are removed with the leftovers. May run twice."""
     if run.request["metastore"] != metastore.uri:
         return run  # belongs to another metastore, whose next run finalises it
     between = [
@@ -230,17 +231,31 @@ def settle(metastore: Metastore, directory: RunDirectory, run: PurgeRun, clock: 
         reported = []
         for unit in units:
             there = now.get(unit.partition)
-            if unit.new and there is not None and normal(there) == normal(unit.new):
+            if unit.aside and unit.state in ("VERIFIED", "SWAPPED"):
+                reported.append(carry_on(metastore, directory, unit, clock))
+            elif unit.new and not unit.aside and there is not None and normal(there) == normal(unit.new):
                 reported.append(unit.at("DONE", clock, backup="kept", reason="swapped before the run was killed"))
             else:
                 reported.append(unit.at("FAILED", clock, reason="the run was killed before the swap"))
         directory.write_units(reported)
         if reported and now:
-            swapped = [unit.partition for unit in reported if unit.state == "DONE"]
+            swapped = [unit.partition for unit in reported if unit.backup]
             drop_column_statistics(metastore, table, swapped)
-    for name in sorted({unit.table for unit in directory.units().values() if unit.state == "DONE"}):
+    for name in sorted({unit.table for unit in directory.units().values() if unit.backup}):
         run = settle_counts(metastore, directory, run, name)
     return run
+
+
+def settle_restores(metastore: Metastore, root: str, clock: Callable[[], float]) -> bool:
+    """Completes undos that were killed. Returns True if there was one. May run twice."""
+    found = False
+    for directory in runs(root):
+        run = directory.read_run()
+        if run.status == "running" and "ids" not in run.request:
+            run = settle(metastore, directory, run, clock)
+            directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(clock())))
+            found = True
+    return found
 
 
 def described(

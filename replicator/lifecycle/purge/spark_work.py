@@ -1,10 +1,10 @@
 """Spark's work before a swap: writes partitions in formats that no other reader rewrites, and proves all new files.
 
-RCFile, and ORC that pyarrow cannot represent: the anti-join of one partition with the ids goes into the new directory,
-with the partition's own serde and columns, and Spark's file names. The omitted rows must be those of the search.
+RCFile, and ORC that pyarrow cannot represent: the anti-join of one file with the ids is written under the name of that
+file, with the partition's own serde and columns. The omitted rows must be those of the search.
 The proof reads the rewritten files: Spark must find each row to be retained, in every column. It compares the number
-of rows and the sum of their hashes per file, or per partition written by Spark, regardless of order, and so reveals
-rows that other readers and writers lose, change or do not erase. The proof changes nothing.
+of rows and the sum of their hashes per file, regardless of order, and so reveals rows that other readers and writers
+lose, change or do not erase. The proof changes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from cmroot.errors import Error
 from cmroot.store.checksum import checksum_at
-from cmroot.store.place import join, normal
+from cmroot.store.place import join, located, normal
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
 from replicator.core.spark import counted
@@ -32,7 +33,7 @@ from replicator.lifecycle.purge.rewrite.formats import Unsupported, check_by_spa
 from replicator.lifecycle.purge.rewrite.rewrite_task import give_rights
 from replicator.lifecycle.purge.searching import by_path, by_serde, place_of, settings
 from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
-from replicator.lifecycle.purge.table_files import is_below, is_data, look_at
+from replicator.lifecycle.purge.table_files import is_data, look_at
 
 # ---- rewriting by Spark ----------------------------------------------------------------------------------------------
 
@@ -40,6 +41,9 @@ from replicator.lifecycle.purge.table_files import is_below, is_data, look_at
 _INSTANTS = "LazyBinaryColumnarSerDe"
 """The serde that stores timestamps as instants; the others store local times."""
 _ID = "replicator_purge_id"  # not a column of any table
+_WRITTEN = ".spark"
+"""The directory in which Spark writes one file, which gets its own name then."""
+
 _WITHOUT_RULES = re.compile(r"Z|UCT|Zulu|Universal|Greenwich|Etc/.*|(UTC|GMT)([+-].*)?|[+-].*")
 
 
@@ -57,42 +61,51 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: 
         return Staged(staging, error=lost, final=True)
     staged = Staged(staging)
     before, key = int(old.count()), searching.key_column(onboarded)
-    ids = session.table(KEYS).withColumnRenamed("key", _ID)
-    staying = (
-        old.alias("t").selectExpr("t.*", f"{compared(onboarded, key)} AS {_ID}").join(ids, _ID, "left_anti").drop(_ID)
-    )
-    kept, rows = counted(staying)
-    _write(kept, staging, _properties(onboarded, part.storage))
-    written = rows()
-    staged.rows, staged.erased = before, before - written
+    staged.rows = before
     staged.bytes = sum(state.size for state in staging.look.files)
-    staged.files_before = sum(is_data(state.path_relative) for state in staging.look.files)
-    staged.lacking = give_directories(staging)
-    example = join(part.location, min(staging.matched))
-    for state in look_at(staging.new).files:
-        staged.lacking = give_rights(example, join(staging.new, state.path_relative)) or staged.lacking
-        if is_data(state.path_relative):
-            staged.files += 1
-            staged.rewritten += 1
-            staged.bytes_after += state.size
+    staged.files = staged.files_before = sum(is_data(state.path_relative) for state in staging.look.files)
+    staged.rewritten = len(staging.matched)
+    for name in sorted(staging.matched):
+        staged.erased += _write_file(session, onboarded, staging, name, key)
+        new_file = join(staging.new, name)
+        staged.lacking = give_rights(join(part.location, name), new_file) or staged.lacking
+        staged.checksums[name] = _checksum(join(part.location, name)), _checksum(new_file)
+    staged.lacking = give_directories(staging) or staged.lacking
     new = by_serde(session, onboarded.table, part.storage, staging.new)
     if staged.erased != staging.rows_matched:
         staged.error = f"{staged.erased:,} of {before:,} rows were left out, but Spark found {staging.rows_matched:,}"
     elif wrong := _otherwise(session, onboarded, staging, found, old, new):
         staged.error = f"for {wrong:,} ids, Spark found other numbers of rows than were left out"
-    staged.checksums = {name: _checksum(join(part.location, name)) for name in staging.matched}
     return staged
 
 
-def _write(kept: Any, staging: Staging, properties: Mapping[str, str]) -> None:
+def _write_file(session: Any, onboarded: Onboarded, staging: Staging, name: str, key: str) -> int:
+    """Writes one file without the rows to erase, under its name. Returns the number of rows left out."""
     storage = staging.part.storage
+    old = by_serde(session, onboarded.table, storage, join(staging.part.location, name))
+    before = int(old.count())
+    ids = session.table(KEYS).withColumnRenamed("key", _ID)
+    keyed = old.alias("t").selectExpr("t.*", f"{compared(onboarded, key)} AS {_ID}")
+    staying = keyed.join(ids, _ID, "left_anti").drop(_ID)
+    kept, rows = counted(staying.coalesce(1))
+    directory = join(staging.new, _WRITTEN)
+    _write(kept, directory, storage, _properties(onboarded, storage))
+    written = [state.path_relative for state in look_at(directory).files if is_data(state.path_relative)]
+    if len(written) != 1:
+        raise Error(f"{directory}: Spark wrote {len(written)} files for {name}", hint="run the same command again")
+    located(join(directory, written[0])).move(located(join(staging.new, name)))
+    located(directory).remove_own_tree()
+    return before - rows()
+
+
+def _write(kept: Any, place: str, storage: Storage, properties: Mapping[str, str]) -> None:
     if (storage.serde.library or "").endswith("OrcSerde"):
         codec = {key.lower(): value for key, value in properties.items()}.get("orc.compress")
         writer = kept.write.mode("overwrite")
-        (writer.option("compression", codec.lower()) if codec else writer).orc(hadoop_place(staging.new))
+        (writer.option("compression", codec.lower()) if codec else writer).orc(hadoop_place(place))
     else:
         kept.createOrReplaceTempView("replicator_purge_kept")
-        kept.sparkSession.sql(_insert(staging.new, storage))
+        kept.sparkSession.sql(_insert(place, storage))
 
 
 def _otherwise(session: Any, onboarded: Onboarded, staging: Staging, found: str, old: Any, new: Any) -> int:
@@ -213,9 +226,6 @@ def _chosen(several: Sequence[Staging]) -> Iterator[tuple[str, list[str]]]:
 
 def _judged(staging: Staging, names: Sequence[str], found: dict[str, Digest]) -> Proved:
     old, new = normal(staging.part.location), normal(staging.new)
-    if staging.format.kind == "spark":
-        same = _below(found, old) == _below(found, new)
-        return Proved(len(names), "" if same else "Spark reads other rows in the new directory than were to be kept")
     for name in names:
         before, after = (found.get(normal(join(home, name)), NOTHING) for home in (old, new))
         if before != after:
@@ -226,10 +236,6 @@ def _judged(staging: Staging, names: Sequence[str], found: dict[str, Digest]) ->
             )
             return Proved(len(names), f"{name}: {reported}, and Spark reads {after[0]:,}")
     return Proved(len(names))
-
-
-def _below(found: dict[str, Digest], place: str) -> Digest:
-    return reduce(_plus, (digest for file, digest in found.items() if is_below(file, [place])), NOTHING)
 
 
 def _plus(one: Digest, other: Sequence[int]) -> Digest:
@@ -271,8 +277,6 @@ def _places(staging: Staging, names: Sequence[str], *, new: bool, few: int | Non
     home = staging.new if new else staging.part.location
     if few is not None and len(names) > few:
         return [home]
-    if staging.format.kind == "spark":  # has other files than before
-        names = [each.path_relative for each in look_at(home).files if each.size and is_data(each.path_relative)]
     return [join(home, name) for name in names]
 
 

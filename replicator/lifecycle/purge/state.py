@@ -44,8 +44,9 @@ SWAPPED_FILES = pa.schema(
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
         ("identity", pa.string()),
-        ("matched", pa.int64()),  # rows erased from it; 0: hard-linked unchanged, or read by no reader
+        ("matched", pa.int64()),  # rows erased from it; 0: unchanged, or read by no reader
         ("checksum", pa.string()),  # of rewritten files as they were, and of files that no reader reads; else null
+        ("checksum_after", pa.string()),  # of the files that replaced them; null in runs of earlier releases
     ]
 )
 
@@ -55,7 +56,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     old, new: locations. rows, matched, rows_after: before, erased, after. bytes, bytes_after: of the old and the new
     files. files: number of new files, including `rewritten` ones; files_before: of old ones. time: of this state, in
     seconds since 1970. event: the metastore's newest after the swap. backup: the old location is retained in place,
-    recycled to `$cmroot` (by the audit's run `recycled_by`), or restored to the table."""
+    recycled to `$cmroot` (by the audit's run `recycled_by`), or restored to the table. aside: the directory of the
+    backup, which has the replaced files; "" in runs of earlier releases, which changed the location: the backup is the
+    entire old directory."""
 
     table: str
     partition: str
@@ -65,6 +68,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     old: str = ""
     new: str = ""
+    aside: str = ""
     files: int = 0
     files_before: int = 0
     rewritten: int = 0
@@ -89,8 +93,10 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Returns a copy in another state."""
         return msgspec.structs.replace(self, state=state, time=clock(), **changes)
 
-    def file_row(self, state: FileState, *, matched: int = 0, checksum: str | None = None) -> dict[str, Any]:
-        """Returns a row of SWAPPED_FILES for a file at the old location."""
+    def file_row(
+        self, state: FileState, *, matched: int = 0, checksum: str | None = None, after: str | None = None
+    ) -> dict[str, Any]:
+        """Returns a row of SWAPPED_FILES for a file at the old location. after: the checksum of its replacement."""
         return {
             "table": self.table,
             "partition": self.partition,
@@ -101,6 +107,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "identity": state.identity,
             "matched": matched,
             "checksum": checksum,
+            "checksum_after": after,
         }
 
 

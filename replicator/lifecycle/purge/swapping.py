@@ -1,9 +1,7 @@
-"""Rewriting of partitions into new directories, and the swap: metadata computed (pure), applied in one call (`flip`).
+"""Rewriting of files with ids into a new directory, and metadata after a swap, computed (pure) and applied in one call.
 
-Files are hard-linked unchanged or rewritten, and the sums must agree before a swap. A swap compares first: the
-partition must be unchanged since it was read, and its files must be those that were searched. The remaining window is
-between that comparison and the arrival of the call. Files that an earlier writer adds to the old directory later are
-found there and adopted (see `backups`).
+The sums must agree before a swap, which `replacing` does. Restores of backups of earlier releases, and of data that
+these have moved to another location, switch the location (`flip`).
 """
 
 from __future__ import annotations
@@ -186,14 +184,16 @@ def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[s
 
 def leftovers(root: str, metastore: MetastoreReader, live: LiveLocations) -> Iterator[str]:
     """Yields the leftover directories of purges that have ended."""
-    kept = {normal(each.place) for each in backups(root)}
+    restored = [each for each in backups(root) if each.unit.aside and each.unit.backup == "restored"]
+    kept = {normal(each.place) for each in backups(root)} - {normal(each.place) for each in restored}
     for directory in runs(root):
         run = directory.read_run()
         if run.status == "running" or "ids" not in run.request or run.request["metastore"] != metastore.uri:
             continue
         reported = list(directory.reported())
         swapped = {normal(unit.new) for unit in reported if unit.backup}
-        for place in sorted({normal(unit.new) for unit in reported if unit.new} - swapped - kept):
+        created = {normal(place) for unit in reported for place in (unit.new, unit.aside) if place}
+        for place in sorted(created - swapped - kept):
             ours = name_of(parent(place)).startswith(SIBLING)
             if ours and not look_at(place).missing:
                 live.refresh()
@@ -240,7 +240,7 @@ _NOTHING = (0, 0, 0)
 def settle_counts(metastore: Metastore, directory: RunDirectory, run: PurgeRun, name: str) -> PurgeRun:
     """Updates a table's ("db.table") counts after its swaps, and removes column statistics stored by Spark. Removes
     counts that cannot be correct. Returns the run with the recorded counts. May run twice, also after a kill."""
-    units = [unit for unit in directory.units().values() if unit.table == name and unit.state == "DONE"]
+    units = [unit for unit in directory.units().values() if unit.table == name and unit.backup]
     sums = (
         sum(unit.rows_after - unit.rows for unit in units),
         sum(unit.bytes_after - unit.bytes for unit in units),
@@ -306,8 +306,8 @@ BUNDLE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Staging:
-    """A part to be rewritten at `new`. matched: number of rows to erase, by file name relative to the location; uris:
-    the URIs that Spark uses for these files."""
+    """A part whose files with ids are rewritten at `new`. matched: number of rows to erase, by file name relative to
+    the location; uris: the URIs that Spark uses for these files."""
 
     part: Part
     look: Look
@@ -318,7 +318,7 @@ class Staging:
 
     @property
     def for_spark(self) -> Staging:
-        """Returns the same staging, to be written by Spark as one partition."""
+        """Returns the same staging, to be written by Spark."""
         return replace(self, format=msgspec.structs.replace(self.format, kind="spark"))
 
     @property
@@ -329,8 +329,8 @@ class Staging:
 @dataclass
 class Staged:
     """A part that was written. error: why it may not be swapped; final: a retry would not help; by_spark: Spark might
-    be able to write it; checksums: of the old contents of rewritten files; lacking: rights of the old directory or
-    files that the new ones do not have."""
+    be able to write it; checksums: of the old and the new contents of rewritten files; lacking: rights of the old
+    directory or files that the new ones do not have."""
 
     staging: Staging
     rows: int = 0
@@ -340,7 +340,7 @@ class Staged:
     files: int = 0
     files_before: int = 0
     rewritten: int = 0
-    checksums: dict[str, str] = field(default_factory=dict)
+    checksums: dict[str, tuple[str, str]] = field(default_factory=dict)
     error: str = ""
     final: bool = False
     by_spark: bool = False
@@ -352,21 +352,16 @@ class Staged:
 
 
 def works_of(staging: Staging) -> Iterator[FileWork]:
-    """Yields the work for each file. Omits non-empty files other than data: whose rows they describe is unknown."""
+    """Yields the work for each file: of those without ids, only the rows are counted. Omits files other than data."""
     for state in staging.look.files:
         data = is_data(state.path_relative)
-        if not data and state.size:
+        if not data:
             continue
-        yield FileWork(
-            staging.part.name,
-            state.path_relative,
-            join(staging.part.location, state.path_relative),
-            join(staging.new, state.path_relative),
-            staging.uris.get(state.path_relative, ""),
-            state.size,
-            staging.matched.get(state.path_relative, 0),
-            data,
-        )
+        name = state.path_relative
+        source, matched = join(staging.part.location, name), staging.matched.get(name, 0)
+        target = join(staging.new, name) if matched else source
+        uri = staging.uris.get(name, "")
+        yield FileWork(staging.part.name, name, source, target, uri, state.size, matched, data)
 
 
 def bundles(stagings: Iterable[Staging], found: str) -> Iterator[FilesTask]:
@@ -413,19 +408,19 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, advance:
 
 
 def give_directories(staging: Staging) -> str:
-    """Gives the new directories the rights of those that they replace, and their parent those of the old parent.
+    """Gives the directories of new files the rights of those that they are for, and their parent those of the parent.
     Returns what they lack. May run twice."""
     old, new = staging.part.location, staging.new
     lacking = []
-    if any(state.size for state in staging.look.files):
-        by_file = () if staging.format.kind == "spark" else staging.look.files  # Spark writes no sub-directories
-        below = {""} | {above for state in by_file for above in _above(state.path_relative)}
+    if staging.matched:
+        below = {""} | {above for name in staging.matched for above in above_of(name)}
         lacking = [give_rights(join(old, each), join(new, each)) for each in sorted(below, reverse=True)]
     lacking.append(give_rights(parent(old.rstrip("/")), parent(new)))
     return next(filter(None, lacking), "")
 
 
-def _above(name: str) -> Iterator[str]:
+def above_of(name: str) -> Iterator[str]:
+    """Yields the directories above a relative path, the nearest first."""
     while "/" in name:
         name = name.rpartition("/")[0]
         yield name
@@ -444,7 +439,7 @@ def _count(staged: Staged, done: FileDone) -> None:
     staged.files_before += 1
     if done.checksum:
         staged.rewritten += 1
-        staged.checksums[done.name] = done.checksum
+        staged.checksums[done.name] = done.checksum, done.checksum_after
 
 
 def _judge(staged: Staged) -> None:

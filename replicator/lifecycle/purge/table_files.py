@@ -38,8 +38,9 @@ from replicator.metastore.client import MetastoreReader
 
 
 SIBLING = "_purge-"
-"""Purged data are stored in `<parent>/_purge-<stamp>/<name>`, next to the old, never above or below it. To Hive and
-Spark a directory with a leading underscore is not a partition; the last name is retained: readers skip hidden ones."""
+"""Replaced files are stored in `<parent>/_purge-<stamp>/<name>`, next to the location, never above or below it. To Hive
+and Spark a directory with a leading underscore is not a partition; the last name is retained: readers skip hidden ones.
+"""
 
 _MARKS = ("_SUCCESS", "_committed_", "_started_")
 """Name prefixes of committers' files, which list files and contain no rows."""
@@ -96,11 +97,16 @@ def parts_of(metastore: MetastoreReader, table: Table, names: Sequence[str] | No
 
 
 def new_location(location: str, stamp: str) -> str:
-    """Returns a location next to the old one, not nested in the directory of an earlier purge."""
+    """Returns a directory next to a location, not nested in that of an earlier purge: of its backup."""
     above, name = parent(location.rstrip("/")), name_of(location)
     if name_of(above).startswith(SIBLING):
         above = parent(above)
     return join(above, SIBLING + stamp, name)
+
+
+def new_files_location(location: str, stamp: str) -> str:
+    """Returns the directory next to a location in which its new files are written; it is removed after the swap."""
+    return new_location(location, f"new-{stamp}")
 
 
 def look_at(location: str) -> Look:

@@ -25,20 +25,13 @@ from replicator.lifecycle.purge.file_columns import look_at_all
 from replicator.lifecycle.purge.ids import Ids, LossyIds, Searched, near_misses, view_missing, write_matched
 from replicator.lifecycle.purge.matching import is_matched
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap, PurgeOptions
+from replicator.lifecycle.purge.replacing import Swap, replace_parts
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
 from replicator.lifecycle.purge.searching import Matched, Search, Unplaced, by_part, place_of, searched
 from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
-from replicator.lifecycle.purge.swapping import (
-    Staged,
-    Staging,
-    drop_column_statistics,
-    flip,
-    purged,
-    settle_counts,
-    stage,
-)
-from replicator.lifecycle.purge.table_files import Part, look_at, new_location, parts_of
+from replicator.lifecycle.purge.swapping import Staged, Staging, drop_column_statistics, settle_counts, stage
+from replicator.lifecycle.purge.table_files import Part, look_at, new_files_location, new_location, parts_of
 from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.removal import LegalHold, forbidden, read_holds
 from replicator.metastore.client import Metastore
@@ -200,7 +193,8 @@ class TableWork:
                 time=self.remover.clock(),
                 attempt=attempt.number,
                 old=part.location,
-                new=new_location(part.location, stamp),
+                new=new_files_location(part.location, stamp),
+                aside=new_location(part.location, stamp),
             )
             for part in dirty
         ]
@@ -250,7 +244,8 @@ class TableWork:
                 time=self.remover.clock(),
                 reason=reason,
                 old=part.location,
-                new=new_location(part.location, self.run.stamp),
+                new=part.location,
+                aside=new_location(part.location, self.run.stamp),
                 matched=rows,
                 rewritten=len(files),
             )
@@ -344,23 +339,24 @@ class TableWork:
             if proved.error:
                 ended.append(by_name[name].at("SKIPPED", self.remover.clock, reason=proved.error))
                 del going[name]
-        self.directory.write_units(by_name[name].at("VERIFIED", self.remover.clock) for name in going)
-        wanted = {
-            name: (each.staging.part, purged(each.staging.part, each.staging.new, each.figures, self.remover.clock()))
-            for name, each in going.items()
-        }
-        flipped = flip(self.metastore, onboarded.table, wanted)
-        changed |= flipped.changed
-        swapped = [
-            by_name[name].at(
-                "SWAPPED", self.remover.clock, backup="kept", event=flipped.event, reason=_lacking(staged[name])
-            )
-            for name in flipped.swapped
-        ]
-        self.directory.write_units(swapped)
-        drop_column_statistics(self.metastore, onboarded.table, flipped.swapped)
-        for unit in swapped:
-            ended.append(unit.at("DONE", self.remover.clock))
+        for name in going:
+            by_name[name] = by_name[name].at("VERIFIED", self.remover.clock, reason=_lacking(staged[name]))
+        self.directory.write_units(by_name[name] for name in going)
+        swaps = replace_parts(
+            self.metastore,
+            onboarded.table,
+            [each.staging.part for each in going.values()],
+            [_swap(by_name[name], each.staging) for name, each in going.items()],
+            self.remover.engine.for_work(sum(len(each.matched) for each in stagings.values())),
+            self.remover.clock,
+            self.remover.check,
+        )
+        changed |= swaps.changed
+        self.directory.write_units(swaps.units)
+        drop_column_statistics(self.metastore, onboarded.table, [unit.partition for unit in swaps.units])
+        for unit in swaps.units:
+            whole = unit.matched == by_name[unit.partition].matched
+            ended.append(unit.at("DONE" if whole else "EXHAUSTED", self.remover.clock))
             self._record(unit)
         for name, why in changed.items():
             again.append(by_name[name].at("FAILED", self.remover.clock, reason=why))
@@ -419,6 +415,12 @@ def _searched_column(onboarded: Onboarded) -> Searched:
     return Searched(table.db, table.name, searching.key_column(onboarded), onboarded.type)
 
 
+def _swap(unit: Unit, staging: Staging) -> Swap:
+    matched = staging.matched
+    found = {state.path_relative: state for state in staging.look.files if state.path_relative in matched}
+    return Swap(unit, {name: (state, matched[name]) for name, state in found.items()})
+
+
 def _lacking(staged: Staged) -> str:
     return f"the new files lack rights of the old ones: {staged.lacking}" if staged.lacking else ""
 
@@ -443,7 +445,8 @@ def _file_rows(unit: Unit, staged: Staged) -> Iterator[dict[str, Any]]:
     matched, look = staged.staging.matched, staged.staging.look
     for state in look.files:
         name = state.path_relative
-        yield unit.file_row(state, matched=matched.get(name, 0), checksum=staged.checksums.get(name))
+        checksum, after = staged.checksums.get(name, (None, None))
+        yield unit.file_row(state, matched=matched.get(name, 0), checksum=checksum, after=after)
     for name in look.passed_over:
         checksum, size = checksum_at(join(unit.old, name))
         yield unit.file_row(FileState(name, size, 0, ""), checksum=checksum) | {"mtime_ns": None, "identity": None}

@@ -1,4 +1,4 @@
-"""The task that processes one file of a purged partition: hard-links it unchanged, or rewrites it without some rows.
+"""The tasks that process one file of a purged partition: rewriting without some rows, and replacement (`replacing`).
 
 A file without a matching row is hard-linked, or else copied: its name, bytes and time are retained. A rewritten file
 retains its name, and so its bucket number, and the order of its rows. Both are counted and checked against Spark's
@@ -8,10 +8,11 @@ search: if a reader disagrees with Spark about a row, the file fails, and nothin
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 import pyarrow as pa
@@ -20,9 +21,10 @@ import pyarrow.parquet as pq
 from cmroot.errors import Error, NotWritable
 from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import ATTRIBUTES, carry_attributes
+from cmroot.store.listing import FileState, file_state
 from cmroot.store.local import copy_rights, staging_name
-from cmroot.store.place import Place, is_local, local_path, located
-from cmroot.store.spelling import naming
+from cmroot.store.place import Place, is_local, join, local_path, located, name_of, parent, remote_store
+from cmroot.store.spelling import naming, scheme
 from replicator.lifecycle.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.lifecycle.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported
@@ -31,7 +33,8 @@ from replicator.lifecycle.purge.rewrite.sequence import count_sequence, rewrite_
 
 
 class FileWork(msgspec.Struct, frozen=True):
-    """A file to write from `source` to `target`. matched: rows that Spark found in it, 0: hard-link unchanged. uri: the
+    """A file to write from `source` to `target`. matched: rows that Spark found in it, 0: hard-link unchanged, or count
+    its rows only, if both are the same path. uri: the
     URI that Spark uses for it. data: False for marks such as `_SUCCESS`, which have no rows."""
 
     partition: str
@@ -53,9 +56,9 @@ class FilesTask(msgspec.Struct, frozen=True):
 
 
 class FileDone(msgspec.Struct, frozen=True):
-    """The result for one file. checksum: of the source of a rewritten file, empty for a hard-linked one; error: why it
-    failed; final: retries cannot succeed; by_spark: Spark may be able to rewrite the entire partition; lacking: rights
-    of the source that the new file does not have."""
+    """The result for one file. checksum, checksum_after: of a rewritten file, and of the new one; empty for a file that
+    is as it was; error: why it failed; final: retries cannot succeed; by_spark: Spark may be able to rewrite the entire
+    partition; lacking: rights of the source that the new file does not have."""
 
     partition: str
     name: str
@@ -64,6 +67,7 @@ class FileDone(msgspec.Struct, frozen=True):
     rows: int = 0
     matched: int = 0
     checksum: str = ""
+    checksum_after: str = ""
     error: str = ""
     final: bool = False
     by_spark: bool = False
@@ -88,7 +92,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _carry(format_: FileFormat, work: FileWork) -> FileDone:
-    lacking = carry(work)
+    lacking = carry(work) if work.target != work.source else ""
     rows = _count(format_, work.target) if work.data else 0
     return FileDone(work.partition, work.name, work.size, work.size, rows, lacking=lacking)
 
@@ -105,14 +109,16 @@ def carry(work: FileWork) -> str:
                 return ""
             except OSError:  # links are unsupported, or there are too many
                 pass
+    if scheme(work.source) == scheme(work.target) == "s3" and Place(work.source).same_store(Place(work.target)):
+        return ", ".join(remote_store(work.source).copy_like(work.source, work.target, work.source))
     _copy(work)
     return give_rights(work.source, work.target)
 
 
 def give_rights(source: str, target: str) -> str:
     """Gives a file or directory the rights of the one that it replaces: owner, group, mode, ACL, extended attributes;
-    on HDFS the replication factor, too. Returns a text that names those it cannot have; "" if it has all. Object stores
-    have none of these. May run twice."""
+    on HDFS the replication factor, too. Returns a text that names those it cannot have; "" if it has all. Objects get
+    theirs when they are copied (`copy_like`). May run twice."""
     if is_local(source) and is_local(target):
         return ", ".join(copy_rights(local_path(source), local_path(target)))
     lacking = []
@@ -172,8 +178,10 @@ def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
         raise Unsupported(f"{rows:,} rows less {dropped:,} do not equal the {after:,} rows that were written")
     lacking = give_rights(work.source, work.target)
     checksum = checksum_at(work.source)[0]
-    size_after = located(work.target).size()
-    return FileDone(work.partition, work.name, work.size, size_after, rows, dropped, checksum, lacking=lacking)
+    checksum_after, size_after = checksum_at(work.target)[0], located(work.target).size()
+    return FileDone(
+        work.partition, work.name, work.size, size_after, rows, dropped, checksum, checksum_after, lacking=lacking
+    )
 
 
 def _writing(place: str) -> AbstractContextManager[BinaryIO]:
@@ -230,3 +238,110 @@ def _may_have(group: Any, index: int, value: str) -> bool:
     if statistics is None or not statistics.has_min_max:
         return True
     return bool(statistics.min <= value <= statistics.max)
+
+
+# ---- replacement -----------------------------------------------------------------------------------------------------
+
+
+CHANGED = "was changed concurrently"
+
+
+class ReplaceWork(msgspec.Struct, frozen=True):
+    """A file to replace. current: its path, new: of the new file, aside: of the backup. state: as it was read."""
+
+    partition: str
+    name: str
+    current: str
+    new: str
+    aside: str
+    state: FileState
+
+
+class ReplaceTask(msgspec.Struct, frozen=True):
+    """Files of one step."""
+
+    step: Literal["aside", "replace"]
+    works: Sequence[ReplaceWork]
+
+
+class Replaced(msgspec.Struct, frozen=True):
+    """The result for one file. error: why it is as it was; lacking: rights of the old file that a copy lacks."""
+
+    partition: str
+    name: str
+    error: str = ""
+    lacking: str = ""
+
+
+def run_replace_task(task: ReplaceTask) -> list[Replaced]:
+    """Executes one step for its files. May run twice, also after a kill."""
+    act = _set_aside if task.step == "aside" else _replace
+    return [act(work) for work in task.works]
+
+
+def _set_aside(work: ReplaceWork) -> Replaced:
+    if not _is_as_read(work):
+        return Replaced(work.partition, work.name, "" if is_replaced(work) else CHANGED)
+    lacking = carry(FileWork(work.partition, work.name, work.current, work.aside, "", work.state.size, 0))
+    return Replaced(work.partition, work.name, lacking=lacking)
+
+
+def _replace(work: ReplaceWork) -> Replaced:
+    if not _is_as_read(work):
+        return Replaced(work.partition, work.name, "" if is_replaced(work) else CHANGED)
+    if is_local(work.current):  # Hadoop's checksums of the old bytes: its clients would refuse the new ones
+        sidecar = _sidecar(work.current)
+        if located(sidecar).exists():
+            located(sidecar).move(located(_sidecar(work.aside)))
+    if scheme(work.current) == "s3":  # an object gets its attributes only when it is written
+        lacking = remote_store(work.current).copy_like(work.new, work.current, work.current)
+        located(work.new).remove_own()
+        return Replaced(work.partition, work.name, lacking=", ".join(lacking))
+    try:
+        located(work.new).move(located(work.current))
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _replace_across(work)
+    return Replaced(work.partition, work.name)
+
+
+def _sidecar(path: str) -> str:
+    return join(parent(path), f".{name_of(path)}.crc")
+
+
+def _replace_across(work: ReplaceWork) -> None:
+    """Replaces a file on another device than the new one, for example of a location that is a mount point."""
+    with located(work.new).open_read() as source, located(work.current).open_write() as target:
+        while chunk := source.read(1 << 22):
+            target.write(chunk)
+    give_rights(work.new, work.current)
+    located(work.new).remove()
+
+
+def _is_as_read(work: ReplaceWork) -> bool:
+    now, was = state_now(work.current), work.state
+    if now is None or (now.size, now.identity) != (was.size, was.identity):
+        return False
+    return now.mtime_ns == was.mtime_ns or not is_local(work.current)  # stores list other fractions than they return
+
+
+def state_now(path: str) -> FileState | None:
+    """Returns the state of a file; None if it does not exist."""
+    try:
+        return file_state(path)
+    except FileNotFoundError:
+        return None
+
+
+def is_replaced(work: ReplaceWork) -> bool:
+    """Returns True if a killed attempt has replaced the file; removes its source, which object stores copy first."""
+    new, current = located(work.new), located(work.current)
+    if _is_as_read(work) or not current.exists() or not located(work.aside).exists():
+        return False
+    if not new.exists():
+        return True
+    if checksum_at(work.new) != checksum_at(work.current):
+        return False
+    new.remove()
+    return True
