@@ -208,6 +208,7 @@ def _certificate_lines(done: Certificate, given: dict[str, Any]) -> list[str]:
         ("never found", _never_found(done.never_found, done.near_misses)),
         ("erased", shortened(f"{table}: {count_text(rows, 'row')}" for table, rows in sorted(done.erased.items()))),
         ("searched", shortened(done.searched)),
+        ("views", shortened(f"{each['view']} reads {each['reads']}" for each in done.views)),
         ("replicas", shortened(done.replicas)),
         ("expedited", f"{count_text(done.expedited_files, 'file')}" if given.get("expedite") else None),
         ("left", shortened(_holding_line(each) for each in done.holding)),

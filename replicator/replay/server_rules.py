@@ -151,7 +151,7 @@ def in_waves(things: Iterable[tuple[Table, T]]) -> list[list[T]]:
     other. Those that read each other in a cycle come last, together: the server accepts or refuses them."""
     tables, views, waiting = list[T](), list[T](), dict[tuple[str, str], tuple[frozenset[tuple[str, str]], T]]()
     for table, thing in things:
-        if read := _read_by(table):
+        if read := read_by(table):
             waiting[table.db, table.name] = read, thing
         else:
             (views if table.has_query else tables).append(thing)
@@ -162,7 +162,7 @@ def in_waves(things: Iterable[tuple[Table, T]]) -> list[list[T]]:
     return [wave for wave in waves if wave]
 
 
-def _read_by(table: Table) -> frozenset[tuple[str, str]]:
+def read_by(table: Table) -> frozenset[tuple[str, str]]:
     """Returns the tables and views that a materialized view reads; an empty set for any other table."""
     found = set()
     for key in table.extra.keys() & CREATION:

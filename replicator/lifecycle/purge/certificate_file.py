@@ -98,6 +98,7 @@ def _sections(certificate: Certificate) -> Iterator[Section]:
     erased = [f"{table}: {count_text(rows, 'row')}" for table, rows in sorted(certificate.erased.items())]
     yield "Rows that were erased, by table", erased
     yield "Tables that were searched, with no row of these ids", certificate.searched
+    yield "Views of these tables", [_view(each) for each in certificate.views]
     yield "Replicas that were checked", certificate.replicas
     yield "Remaining copies", [_holding(each) for each in certificate.holding]
     yield "Not searched", [f"{gap['table']}: {gap['reason']}" for gap in certificate.gaps]
@@ -115,6 +116,12 @@ def _never_found(certificate: Certificate) -> list[str]:
     return [
         f"{text}; {certificate.near_misses:,} of these have a near match there: blanks, case, Unicode form or zeros"
     ]
+
+
+def _view(each: dict[str, object]) -> str:
+    kind = "materialized, rebuilt since the purge" if each["materialized"] else "no rows of its own"
+    text = "; its text was not understood, and has the name of the table" if each.get("unparsed") else ""
+    return f"{each['view']} reads {each['reads']}: {kind}{text}"
 
 
 def _holding(each: dict[str, object]) -> str:

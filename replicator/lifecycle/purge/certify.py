@@ -45,7 +45,7 @@ from replicator.lifecycle.purge.options import (
     RetainOptions,
     WhiteList,
 )
-from replicator.lifecycle.purge.run import described, warehouse_of
+from replicator.lifecycle.purge.run import Derived, derived, described, materialized_at, warehouse_of
 from replicator.lifecycle.purge.searching import searched
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.purge.table_files import (
@@ -109,9 +109,10 @@ class Holding:
 class Certificate(Report):
     """The report. status: "certified"; "remaining" if copies remain; "gaps" if none was found, but not everything was
     searched. holding: all remaining copies. searched: tables whose files were all read, and in which no row has an id.
-    gaps: white-listed tables, and partitions of others, that were not searched. replicas: of one of the tables. erased:
-    rows that the purges erased, by table. never_found: the number of ids that no purge of these has found in any table;
-    None if unknown. near_misses: how many of these a table had in another spelling."""
+    gaps: white-listed tables, partitions of others, and materialized views of searched tables, that were not searched.
+    views: those that read a searched table; they have no rows of their own, or were rebuilt since. replicas: of one of
+    the tables. erased: rows that the purges erased, by table. never_found: the number of ids that no purge of these has
+    found in any table; None if unknown. near_misses: how many of these a table had in another spelling."""
 
     status: str
     ids: str
@@ -121,6 +122,7 @@ class Certificate(Report):
     event: int
     searched: list[str] = field(default_factory=list)
     gaps: list[dict[str, Any]] = field(default_factory=list)
+    views: list[dict[str, Any]] = field(default_factory=list)
     erased: dict[str, int] = field(default_factory=dict)
     never_found: int | None = None
     near_misses: int | None = None
@@ -176,6 +178,8 @@ def certify(
         least = min(known, key=lambda run: run.never_found or 0)
         certificate.never_found, certificate.near_misses = least.never_found, least.near_misses
     tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)
+    views = derived(metastore, [table.name for table in tables])
+    gaps = _with_views(certificate, gaps, views, _swapped(directories))
     certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
     for table in watched(runtime.progress, "search tables", tables):
         rows, unread = _rows_left(metastore, ids, table, engines)
@@ -192,7 +196,8 @@ def certify(
     replicas = [each for each in replicas if any(each.replicates(table.table.db, table.table.name) for table in tables)]
     certificate.replicas = [each.name for each in replicas]
     contents = {each.key: each for each in erased_contents(directories)}
-    contents = older_contents(root.place, [table.name for table in tables]) | contents
+    materialized = [view.name for view in views if view.is_materialized]
+    contents = older_contents(root.place, [table.name for table in tables] + materialized) | contents
     certificate.contents = len(contents)
     found += _backups(root.place, directories, {table.name for table in tables})
     places = [("$cmroot", root.place, "")] + [("replica's $cmroot", each.root, each.name) for each in replicas]
@@ -233,6 +238,26 @@ def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: st
             )
         return found
     return [directory for directory, ids in known if ids == options.ids]
+
+
+def _with_views(
+    certificate: Certificate, gaps: list[PurgeGap], views: Sequence[Derived], swapped: Mapping[str, list[Unit]]
+) -> list[PurgeGap]:
+    """Adds the views of searched tables to a certificate. Returns the gaps, with the materialized views whose rows may
+    be older than the last purge of their table."""
+    stale, rebuilt = dict[str, PurgeGap](), set[str]()
+    for each in views:
+        last = max((unit.time for unit in swapped.get(each.reads, ())), default=0.0)
+        if each.is_materialized and not materialized_at(each.view) > last:
+            why = f"a materialized view of {each.reads}, whose rows were not searched: rebuild it, or drop it"
+            stale[each.name] = PurgeGap(each.name, why)
+            continue
+        if each.is_materialized:
+            rebuilt.add(each.name)
+        row = {"view": each.name, "reads": each.reads, "materialized": each.is_materialized}
+        certificate.views.append(row if each.understood else {**row, "unparsed": True})
+    others = [gap for gap in gaps if gap.table not in rebuilt and gap.table not in stale]
+    return [*others, *stale.values()]
 
 
 def _erased(directories: Iterable[RunDirectory]) -> dict[str, int]:

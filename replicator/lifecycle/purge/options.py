@@ -265,6 +265,8 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
         if former and (len(parts) > 1 or set(former) & set(columns)):
             why = "ids in a struct have no former columns" if len(parts) > 1 else "the table has a column of that name"
             return PurgeGap(name, f"{DESCRIPTOR} names {', '.join(former)} as former: {why}", invalid=True)
+        if collation := collation_of(table, parts):
+            return PurgeGap(name, f"{field} has the collation {collation}; ids are compared exactly: use UTF8_BINARY")
         type_, match_ = type_at(columns[parts[0]], parts[1:]), match_rules(text)
         if match_ and not is_matched(type_):
             raise ValueError(f"ids.match compares texts and numbers, and {field} is a {type_}")
@@ -372,13 +374,33 @@ def _spark_schema(parameters: Mapping[str, str]) -> str:
 class _Field(msgspec.Struct):
     name: str
     type: Any
+    metadata: dict[str, Any] = {}
 
 
 class _Schema(msgspec.Struct):
     fields: list[_Field]
 
 
-_SPARK_TYPES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
+def collation_of(table: Table, path: tuple[str, ...]) -> str:
+    """Returns the collation of a text column or field of Spark (lower case) that is not binary; else "". Raises
+    ValueError for an invalid schema."""
+    text = _spark_schema(table.parameters)
+    if not text:
+        return ""
+    try:
+        fields = msgspec.json.decode(text, type=_Schema).fields
+    except UNREADABLE as error:
+        raise ValueError(f"spark.sql.sources.schema is invalid: {error}") from error
+    for each in fields:
+        found = each.metadata.get("__COLLATIONS") if each.name.lower() == path[0] else None
+        for name, collation in found.items() if isinstance(found, dict) else ():
+            if name.lower() == ".".join(path):
+                return str(collation).rpartition(".")[2]
+    return ""
+
+
+_BINARY = "string collate UTF8_BINARY"  # any other collation is in the metadata of the column
+_SPARK_TYPES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint", _BINARY: "string"}
 _WORD = re.compile(r"[a-z][a-z0-9_ ]*(\([\w:, -]*\))?", re.ASCII)
 _PLAIN = re.compile(r"\w+", re.ASCII)
 
@@ -386,7 +408,7 @@ _PLAIN = re.compile(r"\w+", re.ASCII)
 def _hive_type(type_: Any) -> str:
     """Converts a Spark type to a Hive type. Puts names of struct fields with special characters in backticks."""
     match type_:
-        case str() if _WORD.fullmatch(type_):
+        case str() if type_ in _SPARK_TYPES or _WORD.fullmatch(type_):
             return _SPARK_TYPES.get(type_, type_)
         case {"type": "struct", "fields": list(fields)}:
             inner = msgspec.convert(fields, list[_Field])

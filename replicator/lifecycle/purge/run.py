@@ -10,7 +10,8 @@ Files with ids are replaced in place, one rename each. The old files remain as b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -20,7 +21,8 @@ import msgspec
 from cmroot.pins import iso
 from cmroot.store.place import normal
 from replicator.captures.unlistable import REFUSED
-from replicator.core.model import Table
+from replicator.core.grouping import batched
+from replicator.core.model import MATERIALIZED_VIEW, Table
 from replicator.core.roles import follows, is_shadow, mark_of
 from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
@@ -36,6 +38,7 @@ from replicator.lifecycle.removal.job import Job, Removals
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.fields import catalog_of
 from replicator.metastore.newer_servers import refuse_for_spark
+from replicator.replay.server_rules import CREATION, read_by
 
 
 @dataclass
@@ -285,6 +288,84 @@ def described(
                 case gap:
                     gaps.append(gap)
     return onboarded, gaps
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A view that reads a searched table, directly or through other views. reads: that table. understood: False if its
+    text cannot be parsed and has the name of the table."""
+
+    view: Table
+    reads: str
+    understood: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.view.db}.{self.view.name}"
+
+    @property
+    def is_materialized(self) -> bool:
+        return self.view.kind == MATERIALIZED_VIEW
+
+
+def derived(metastore: MetastoreReader, tables: Collection[str]) -> list[Derived]:
+    """Returns the views of all databases that read one of the tables ("db.table"), by name. Holds all views in memory.
+    Reads only."""
+    views = [view for db in sorted(metastore.database_names()) for view in _views(metastore, db)]
+    read = {id(view): relations_of(view) for view in views}
+    sources = {name.lower(): name for name in tables}
+    found: dict[str, Derived] = {}
+    while True:
+        before = len(found)
+        for view in views:
+            name = f"{view.db}.{view.name}".lower()
+            names = read[id(view)]
+            if name in found:
+                continue
+            if names is None:
+                text = f"{view.view_original} {view.view_expanded}".lower()
+                source = next((each for each in sources if each.rpartition(".")[2] in text), None)
+            else:
+                source = next((each for db, table in sorted(names) if (each := f"{db}.{table}") in sources), None)
+            if source is not None:
+                found[name] = Derived(view, sources[source], names is not None)
+                sources[name] = sources[source]
+        if len(found) == before:
+            return [found[name] for name in sorted(found)]
+
+
+def _views(metastore: MetastoreReader, db: str) -> Iterator[Table]:
+    with suppress(ObjectNotFound):  # dropped concurrently
+        for names in batched(metastore.table_names(db), 1000):
+            yield from (table for table in metastore.tables(db, names, {}) if table.has_query)
+
+
+def relations_of(table: Table) -> frozenset[tuple[str, str]] | None:
+    """Returns (database, name) of what a view's query reads, in lower case: by the record of a materialized view, else
+    by its text. Returns None for a text that is not SQL that can be parsed."""
+    if recorded := read_by(table):
+        return frozenset((db.lower(), name.lower()) for db, name in recorded)
+    import sqlglot
+
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)
+    home = table.parameters.get("view.catalogAndNamespace.part.1", table.db).lower()
+    text = table.view_original if "view.catalogAndNamespace.numParts" in table.parameters else table.view_expanded
+    for dialect in ("spark", "hive"):
+        try:
+            trees = [tree for tree in sqlglot.parse(text or table.view_original or "", read=dialect) if tree]
+        except (sqlglot.errors.SqlglotError, RecursionError):
+            continue
+        if trees and not any(tree.find(sqlglot.exp.Command) for tree in trees):
+            nodes = (node for tree in trees for node in tree.find_all(sqlglot.exp.Table))
+            found = ([part.name.lower() for part in node.parts] for node in nodes)
+            return frozenset((parts[-2] if len(parts) > 1 else home, parts[-1]) for parts in found if parts)
+    return None
+
+
+def materialized_at(table: Table) -> float:
+    """Returns when a materialized view was last rebuilt, in seconds since 1970; 0 if the server does not record it."""
+    records = (table.extra[key]["rec"] for key in table.extra.keys() & CREATION)
+    return max((float(fields.get("6", {}).get("i64", 0)) / 1000 for fields in records), default=0.0)
 
 
 def _elsewhere(metastore: Metastore, whitelist: WhiteList) -> list[PurgeGap]:
