@@ -93,7 +93,7 @@ def asset_create(options: AssetCreateOptions) -> AssetShown:
     if another asset has this name and `overwrite` is not given, or if it belongs to another owner."""
     asset = options.asset
     check_asset(asset, options.settings.ingestion)
-    with opened_store(options.settings) as store:
+    with opened_store(options.settings, new=True) as store:
         before = _known(store, asset.name)
         if before is not None and not options.asks.is_one_of((before.owner, before.created_by)):
             raise Refused(

@@ -305,18 +305,17 @@ def ingest_run(options: IngestRunOptions) -> Worked:
 
     Raises ConfigError without `ingestion.metastore` and `ingestion.landing`. Jobs that fail are the report's `failed`;
     they are tried again by their kind of failure. Messages that a receiver has not got yet are its `undelivered`."""
-    ingestion, service = options.settings.ingestion, options.settings.service
+    ingestion = options.settings.ingestion
     for key in ("metastore", "landing"):
         if not getattr(ingestion, key):
             raise ConfigError(f"ingestion.{key} is not set", hint="see docs/ingestion.md")
     java = find_java(os.environ)
     jars = driver_jars(ingestion.sources.values(), java, os.environ)
     with (
-        IngestionStore(ingestion.store or service.store) as store,
+        opened_store(options.settings) as store,
         options.connected(ingestion.metastore) as metastore,
         options.runtime() as runtime,
     ):
-        store.prepare()
         known = hive_settings(metastore.config, warehouse_of(metastore), runtime.engines.settings)
         mine = {"spark.jars": ",".join(map(str, jars)), "spark.scheduler.mode": "FAIR"}
 

@@ -47,6 +47,8 @@ from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
 
+SQLITE = "sqlite:///"
+
 
 class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Values of options that are set neither on the command line nor in the environment."""
@@ -238,7 +240,18 @@ def read_config(path: Path | None) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error}", hint="check its rights, and that it is UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}", hint="see https://toml.io; strings need quotes") from error
-    return parse_config(values, str(path.absolute()))
+    return _with_stores(parse_config(values, str(path.absolute())), path.absolute().parent)
+
+
+def _with_stores(config: Config, directory: Path) -> Config:
+    """Returns the configuration with the store of ingestion as an absolute path: a relative file of SQLite, and the
+    default, are in the directory of the configuration file, regardless of the working directory."""
+    store = config.ingestion.store or config.service.store
+    file = store.removeprefix(SQLITE)
+    if file == store or file.startswith(("/", ":", "file:")) or "?" in file or not file:
+        return config
+    ingestion = msgspec.structs.replace(config.ingestion, store=f"{SQLITE}{directory / file}")
+    return msgspec.structs.replace(config, ingestion=ingestion)
 
 
 def parse_config(values: Mapping[str, Any], name: str) -> Config:

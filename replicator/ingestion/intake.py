@@ -9,16 +9,17 @@ import os
 import pwd
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from cmroot.store.place import Place, is_local, join, local_path
-from replicator.core.config import Config
+from replicator.core.config import SQLITE, Config
 from replicator.core.model import Value
 from replicator.core.source_config import IDS, IngestionConfig
 from replicator.core.text import parse_duration
-from replicator.errors import Error, ObjectNotFound, Refused, UsageError
+from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.ingestion_request import (
     NAME,
     Asset,
@@ -199,9 +200,18 @@ FIELDS = tuple(name for name in Request.__struct_fields__ if name != "requested_
 """Fields permitted in a request; the requester is not one of them."""
 
 
-def opened_store(config: Config) -> IngestionStore:
-    """Returns the store configured in `[ingestion]`, otherwise in `[service]`; creates or migrates its tables."""
-    store = IngestionStore(config.ingestion.store or config.service.store)
+def opened_store(config: Config, *, new: bool = False) -> IngestionStore:
+    """Returns the store configured in `[ingestion]`, otherwise in `[service]`; creates or migrates its tables. new: a
+    file of SQLite that does not exist is created. Raises ConfigError without this file otherwise."""
+    url = config.ingestion.store or config.service.store
+    file = Path(url.removeprefix(SQLITE))
+    if not new and url.startswith(f"{SQLITE}/") and not file.exists():
+        here = Path(file.name)
+        hint = f"the first `replicator asset create` creates it; {config.looked_for} has [ingestion] store"
+        if here.exists():
+            hint = f"earlier versions used {here.absolute()}: move it there, or set [ingestion] store to its path"
+        raise ConfigError(f"the ingestion store {file} does not exist", hint=hint)
+    store = IngestionStore(url)
     store.prepare()
     return store
 

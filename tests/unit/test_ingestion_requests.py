@@ -483,3 +483,23 @@ def test_tables_land_in_the_zone_for_it() -> None:
     for other in ("fine", "thrift://c:1"):
         with pytest.raises(ConfigError, match="is not in zone landing"):
             parse_config({"metastores": stores, "ingestion": {"metastore": other}}, "test")
+
+
+def test_the_store_is_in_the_directory_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    config = home / "replicator.toml"
+    config.write_text('[ingestion.sources.crm]\nurl = "jdbc:postgresql://crm:5432/crm"\n')
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(ConfigError, match=r"service\.sqlite does not exist") as missing:
+        replicator.asset_ls(config=config)
+    assert "asset create" in str(missing.value.hint) and not list(home.glob("*.sqlite"))
+    replicator.asset_create("crm", owner="olga", sources=["crm"], config=config, by="olga")
+    monkeypatch.chdir(tmp_path)
+    assert [each.name for each in replicator.asset_ls(config=config).assets] == ["crm"]
+    assert (home / "service.sqlite").exists() and not (elsewhere / "service.sqlite").exists()
+    (home / "service.sqlite").rename("service.sqlite")
+    with pytest.raises(ConfigError) as moved:
+        replicator.asset_ls(config=config)
+    assert str(tmp_path / "service.sqlite") in str(moved.value.hint)
