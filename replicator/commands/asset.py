@@ -117,7 +117,7 @@ def asset_ls(options: AssetLsOptions) -> AssetsShown:
         replicator.asset_ls().to_arrow()
 
     Raises StoreUnreachable if the store does not answer."""
-    with opened_store(options.settings) as store:
+    with opened_store(options.settings, new=True) as store:
         return AssetsShown("shown", store.assets())
 
 

@@ -166,7 +166,7 @@ def ingest_ls(options: IngestLsOptions) -> IngestionJobs:
     Raises UsageError for an unknown state."""
     states = (options.state,) if isinstance(options.state, str) else tuple(options.state)
     wanted = JobFilter(options.asset, options.from_source, options.table, options.who, states)
-    with opened_store(options.settings) as store:
+    with opened_store(options.settings, new=True) as store:
         found = store.jobs(wanted, before=options.before, limit=options.limit)
     return IngestionJobs("shown", found)
 
@@ -210,7 +210,7 @@ def ingest_stats(options: IngestStatsOptions) -> IngestionStats:
             "--within must be between one second and 31 days", hint="[ingestion] log has all changes, as a table"
         )
     ingestion = options.settings.ingestion
-    with opened_store(options.settings) as store:
+    with opened_store(options.settings, new=True) as store:
         queue, landed = store.queue(), store.landed(options.within.total_seconds())
     return IngestionStats("shown", ingestion.slots, most(ingestion.slots, ingestion.share), queue, landed)
 

@@ -106,7 +106,7 @@ def test_an_errand_is_queued_together_with_its_record(tmp_path: Path) -> None:
             raise OSError
 
         with pytest.raises(OSError):
-            store.enqueue(errand, 5.0, by="me", beside=fails)
+            store.enqueue(errand, 5.0, by="me", also=fails)
         assert store.open_runs() == []
         run, _ = store.enqueue(errand, 5.0, by="me")
         assert store.enqueue(errand, 6.0, by="you") == (run, False)

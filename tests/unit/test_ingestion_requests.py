@@ -493,7 +493,7 @@ def test_the_store_is_in_the_directory_of_the_configuration(tmp_path: Path, monk
     config.write_text('[ingestion.sources.crm]\nurl = "jdbc:postgresql://crm:5432/crm"\n')
     monkeypatch.chdir(elsewhere)
     with pytest.raises(ConfigError, match=r"service\.sqlite does not exist") as missing:
-        replicator.asset_ls(config=config)
+        replicator.asset_show("crm", config=config)
     assert "asset create" in str(missing.value.hint) and not list(home.glob("*.sqlite"))
     replicator.asset_create("crm", owner="olga", sources=["crm"], config=config, by="olga")
     monkeypatch.chdir(tmp_path)
@@ -501,5 +501,5 @@ def test_the_store_is_in_the_directory_of_the_configuration(tmp_path: Path, monk
     assert (home / "service.sqlite").exists() and not (elsewhere / "service.sqlite").exists()
     (home / "service.sqlite").rename("service.sqlite")
     with pytest.raises(ConfigError) as moved:
-        replicator.asset_ls(config=config)
+        replicator.ingest_request("crm:public.t", asset="crm", config=config)
     assert str(tmp_path / "service.sqlite") in str(moved.value.hint)

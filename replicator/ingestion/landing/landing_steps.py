@@ -181,8 +181,8 @@ def _copy_table(work: Work, end: str = "") -> Facts:
         if bounded is not None:
             where, high = window(database, table, request, low, bounded, parse_duration(work.config.ahead))
             more["late"] = msgspec.to_builtins(waiting_rows(database, table, request, bounded))
-            more["counted"] = work.remembered.get("counted", {})
-            if is_due(more["counted"], work.config.recount):
+            more["counted"] = work.remembered.get("counted", {}) if not work.asset.erasure_ids else {}
+            if is_due(more["counted"], work.config.recount) and not work.asset.erasure_ids:
                 more["counted"] = source_count(database, table, request, high or low)
         ranges = database.ranges(table, request.split, source.readers, where)
         frame = database.frame(table, ranges, snapshot, where)

@@ -1,6 +1,6 @@
 """Replacement of files in place: the swap of a purge, and of its undo. Has side effects.
 
-    aside     each file that is to be replaced is hard-linked (or copied) into the backup, beside the location
+    aside     each file that is to be replaced is hard-linked (or copied) into the backup, next to the location
     replace   the new file is renamed over the old one; object stores copy it there on the server
     set       counts and sizes of all parts in one call of the metastore
 

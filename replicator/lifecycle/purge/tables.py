@@ -260,6 +260,8 @@ class TableWork:
             missing = view_missing(self.ids, [str(matched / name) for name in matched.list()]).cache()
             count = int(missing.count())
             known = [_searched_column(each) for each in tables if count and is_matched(each.type)]
+            if not known:
+                return count, 0, ""
             try:
                 with self.progress.task("near misses", len(known)) as advance:
                     return count, near_misses(self.ids, known, str(near / "near"), advance), ""
