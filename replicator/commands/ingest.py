@@ -87,6 +87,10 @@ class IngestRequestOptions(AsRequester):
         str | Sequence[str],
         opt("Column that identifies a row, for merge, or append with --late; repeatable.", metavar="COLUMN"),
     ] = ()
+    max_loss: Annotated[
+        Annotated[float, Between(0, 1)] | None,
+        opt("Share of the landed rows that an overwrite may remove; 1: all. Default: [ingestion] max_loss."),
+    ] = None
     split_column: Annotated[
         str | None, opt("Read in ranges of this column; default: the first of the primary key.", metavar="COLUMN")
     ] = None
@@ -114,6 +118,7 @@ class IngestRequestOptions(AsRequester):
             late=self.late,
             key=(self.key,) if isinstance(self.key, str) else tuple(self.key),
             split=Split(column=self.split_column, readers=self.readers),
+            max_loss=self.max_loss,
             format=self.format,
             schema_policy=self.schema_policy,
             note=self.note,

@@ -72,9 +72,10 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots that one asset may use. lease: how long a job remains assigned to a controller that has disappeared. expire: a
     job that fails for so long, or `attempts` times, is aborted. log: the table of all state changes, "db.table". pool:
     of Spark's fair scheduler, in which all ingestion runs. ahead: how far the greatest watermark may be ahead of this
-    machine's clock. recount: how often the numbers of landed rows and of the source's rows are compared. notify:
-    receivers of notifications. classes: by classification, the defaults of its assets. replicating: not a key of the
-    file: the policies whose source is `metastore`."""
+    machine's clock. max_loss: the share of the landed rows that an overwrite may remove. recount: how often the
+    numbers of landed rows and of the source's rows are compared. notify: receivers of notifications. classes: by
+    classification, the defaults of its assets. replicating: not a key of the file: the policies whose source is
+    `metastore`."""
 
     metastore: str = ""
     landing: str = ""
@@ -88,6 +89,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool: str = "ingestion"
     ahead: str = "1d"
     recount: str = "1d"
+    max_loss: float = 0.5
     sources: dict[str, SourceConfig] = {}
     notify: NotifyConfig = NotifyConfig()
     classes: dict[Literal["public", "internal", "confidential", "personal"], ClassConfig] = {}
@@ -118,6 +120,8 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
         raise ConfigError("ingestion.slots: is less than 1")
     if not 0 < ingestion.share <= 1:
         raise ConfigError("ingestion.share: is not between 0 and 1")
+    if not 0 <= ingestion.max_loss <= 1:
+        raise ConfigError("ingestion.max_loss: is not between 0 and 1")
     if ingestion.attempts < 1:
         raise ConfigError("ingestion.attempts: is less than 1")
     for key, example in (("expire", "7d"), ("lease", "60s"), ("ahead", "1d"), ("recount", "1d")):

@@ -93,7 +93,8 @@ class Request(Value, frozen=True, omit_defaults=True):
     """A request to land a table. schema, table: at the source. mode: overwrite: all rows, replacing the existing ones;
     append: rows whose `watermark` is greater than all landed values, as a partition of their own; merge: these rows,
     replacing rows with the same `key`. late: how long after greater values of the watermark a row may become visible,
-    as a duration: rows of that time are read again; "0s": never; None: running transactions of the source tell."""
+    as a duration: rows of that time are read again; "0s": never; None: running transactions of the source tell.
+    max_loss: the share of the landed rows that an overwrite may remove, 0 to 1; None: that of `[ingestion]`."""
 
     asset: str
     source: str
@@ -104,6 +105,7 @@ class Request(Value, frozen=True, omit_defaults=True):
     late: str | None = None
     key: tuple[str, ...] = ()
     split: Split = Split()
+    max_loss: float | None = None
     format: Format = "parquet"
     schema_policy: SchemaPolicy = "fail"
     requested_by: str = ""

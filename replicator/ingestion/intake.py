@@ -129,6 +129,8 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
     readers = request.split.readers
     if readers is not None and not 1 <= readers <= READERS:
         raise UsageError(f"{about}: invalid number of readers: {readers}", hint=f"use 1 to {READERS}, or omit it")
+    if request.max_loss is not None and not 0 <= request.max_loss <= 1:
+        raise UsageError(f"{about}: max_loss {request.max_loss} is not a share", hint="use 0 to 1, or omit it")
     columns = (request.watermark, request.split.column, *request.key)
     if not all(each is None or each.strip() for each in columns):
         raise UsageError(f"{about}: a column has no name", hint="name a column of the table")
@@ -145,6 +147,8 @@ def _check_mode(request: Request) -> None:
         raise UsageError(
             f"{about}: mode overwrite reads all rows, whatever the watermark", hint="append or merge use one"
         )
+    if request.max_loss is not None and request.mode != "overwrite":
+        raise UsageError(f"{about}: mode {request.mode} removes no rows", hint="only mode overwrite has max_loss")
     if request.late is not None:
         _check_late(request)
     elif request.mode != "merge" and request.key:

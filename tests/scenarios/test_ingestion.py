@@ -21,6 +21,7 @@ from purges import Warehouse
 import replicator
 from replicator.core.config import parse_config
 from replicator.core.model import Column
+from replicator.errors import UsageError
 from replicator.ingestion.ingestion_request import Failure
 from replicator.ingestion.landing import landing_steps as steps
 from replicator.ingestion.landing.publishing import Landed, Overtaken, publish
@@ -123,6 +124,28 @@ def test_columns_change_by_the_policy_of_the_request(landing: Landing) -> None:
     assert landing.rows("t") == [(1, 3, 5)]
     keys = landing.warehouse.metastore.constraints(f"{landing.asset}_public", ["t", "u"])
     assert [[key.kind for key in keys[name]] for name in ("t", "u")] == [["PRIMARY KEY"], ["FOREIGN KEY"]]
+
+
+def test_a_source_that_is_suddenly_smaller_replaces_nothing_without_permission(landing: Landing) -> None:
+    landing.sql("CREATE TABLE t AS SELECT id FROM generate_series(1, 300) AS id")
+    landing.create_asset()
+    assert landing.land("t").done == 1
+    before = landing.rows("t")
+    landing.sql("DELETE FROM t WHERE id > 140")
+    smaller = landing.land("t")
+    assert smaller.failed == 1 and "has 140 rows, but 300 have landed" in smaller.errors[0]
+    assert landing.rows("t") == before, "what was landed stays"
+    landing.sql("DELETE FROM t")
+    assert "has 0 rows, but 300" in landing.land("t").errors[0]
+    landing.sql("INSERT INTO t SELECT id FROM generate_series(1, 160) AS id")
+    assert landing.land("t").done == 1, "less than half is gone"
+    landing.sql("DELETE FROM t WHERE id > 70")
+    assert landing.land("t").done == 1, "a small loss is not judged"
+    landing.sql("DELETE FROM t")
+    assert landing.land("t").failed == 1
+    assert landing.land("t", max_loss=1.0).done == 1 and landing.rows("t") == []
+    with pytest.raises(UsageError, match="mode merge removes no rows"):
+        landing.request("t", mode="merge", key="id", max_loss=0.5)
 
 
 def test_rows_are_appended_by_a_watermark_and_merged_by_a_key(landing: Landing) -> None:
@@ -461,6 +484,32 @@ def _beyond_scope(landing: Landing, target: str, told: Path) -> None:
     assert '"state":"beyond_scope","policy":"late"' in told.read_text()
     replicator.ingest_cancel(waiting, by="paul", config=landing.config)
     landing.config = before
+
+
+def test_a_purge_is_no_foreign_write(landing: Landing) -> None:
+    landing.sql("CREATE TABLE people AS SELECT n AS id, 'p' || n AS name FROM generate_series(1, 100) n")
+    gone, db = f"{landing.asset}_gdpr.gone", f"{landing.asset}_public"
+    landing.warehouse.sql(
+        f"CREATE DATABASE {landing.asset}_gdpr", f"CREATE TABLE {gone} AS SELECT * FROM VALUES (7) AS t (member)"
+    )
+    landing.create_asset(classification="personal", erasure_ids=f"{gone}:member", erasure_column="id")
+    assert landing.land("people").rows == 99
+    place = Path(landing.location("people").removeprefix("file:"))
+    (place / "_SUCCESS").touch()
+    landing.warehouse.sql(f"INSERT INTO {gone} VALUES (9)")
+    root = landing.warehouse.root(landing.asset)
+
+    def watched() -> tuple[str, list[Any]]:
+        done = replicator.ingest_watch(config=landing.config, engine=landing.warehouse.engines)
+        return done.status, done.found
+
+    assert landing.warehouse.purge(root, f"{gone}:member", db).rows_erased == 1
+    assert len(landing.rows("people")) == 98 and watched() == ("quiet", [])
+    files = [each.name for each in place.iterdir() if each.name[0] not in "_."]
+    counted = landing.warehouse.metastore.table(db, "people").parameters["numFiles"]
+    assert counted == str(len(files)), "without _SUCCESS"
+    landing.warehouse.sql(f"INSERT INTO {db}.people VALUES (500, 'foreign')")
+    assert watched()[0] == "foreign"
 
 
 def test_what_a_table_names_stays_though_a_new_store_numbers_its_jobs_as_an_old_one_did(landing: Landing) -> None:

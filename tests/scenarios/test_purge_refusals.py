@@ -182,7 +182,7 @@ def test_rows_that_come_meanwhile_are_not_lost(warehouse: Warehouse, monkeypatch
         f"CREATE TABLE m.t (id BIGINT) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
         "INSERT INTO m.t SELECT id, 1 FROM range(0, 200, 1, 1)",
     )
-    real, turns = tables.flip, []
+    real, turns = tables.replace_parts, []
 
     def inserted_meanwhile(*arguments: object) -> object:
         """A writer comes between the writing and the swap: its ALTER_PARTITION changes the metadata."""
@@ -193,7 +193,7 @@ def test_rows_that_come_meanwhile_are_not_lost(warehouse: Warehouse, monkeypatch
         turns.append(1)
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tables, "flip", inserted_meanwhile)
+    monkeypatch.setattr(tables, "replace_parts", inserted_meanwhile)
     done = warehouse.purge(warehouse.root("meanwhile"), warehouse.ids, "m")
     assert (done.status, done.rows_erased, len(turns)) == ("done", 11, 2)
     assert (7000, 1) in warehouse.rows("m.t") and (40, 1) not in warehouse.rows("m.t")
@@ -203,7 +203,7 @@ def test_rows_that_come_meanwhile_are_not_lost(warehouse: Warehouse, monkeypatch
         return real(*arguments)  # type: ignore[arg-type]
 
     warehouse.sql("INSERT INTO m.t VALUES (50, 1)")
-    monkeypatch.setattr(tables, "flip", dropped_meanwhile)
+    monkeypatch.setattr(tables, "replace_parts", dropped_meanwhile)
     done = warehouse.purge(warehouse.root("dropped"), warehouse.ids, "m")
     assert done.status == "partial" and "dropped" in str(done.tables[0])
 

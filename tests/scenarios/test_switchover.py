@@ -20,7 +20,7 @@ from cmroot.pins import find_slot
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import LeaseHeld, NotReached, Refused
 from replicator.metastore.embedded.running import Running
-from replicator.policies.role_changes.role_change import Reporter, RoleChanged, StepReport, nobody
+from replicator.policies.role_changes.role_change import Reporter, RoleChanged, StepReport, ignore
 from replicator.policies.role_changes.switchover import abort, switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
 from replicator.policies.roles import read_role, set_role
@@ -35,7 +35,7 @@ def pair(two_databases: Lab) -> Lab:
     return two_databases
 
 
-def turn(pair: Lab, reported: Reporter = nobody, **more: Any) -> RoleChanged:
+def turn(pair: Lab, reported: Reporter = ignore, **more: Any) -> RoleChanged:
     return switchover(pair.sides(**more), SwitchoverSettings(patience=pair.policy.schedule * 0, reported=reported))
 
 

@@ -71,6 +71,7 @@ from replicator.ingestion.landing.publishing import (
     partitions_since,
     publish,
     recreates,
+    refuse_loss,
 )
 from replicator.ingestion.reading.figures import Figures, differences, landed_figures
 from replicator.ingestion.reading.source import SourceDatabase, opened
@@ -121,7 +122,6 @@ def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Colu
 
 
 # ---- the steps -------------------------------------------------------------------------------------------------------
-
 
 SETTLED = 900.0
 """Seconds for which the applied list of erased data subjects is recent enough to publish."""
@@ -367,14 +367,15 @@ def _columns(facts: Facts) -> tuple[Column, ...]:
 
 
 def _named(columns: Iterable[Sequence[str]]) -> tuple[Column, ...]:
-    return tuple(Column(name, kind) for name, kind in columns)
+    return tuple(Column(*each) for each in columns)
 
 
 def publish_rows(work: Work, facts: Facts) -> Facts:
     _check_scope(work, facts.get("parts", ()))
+    parts = map(work.part, facts.get("parts", ()))  # all of them, before one of them is published
+    found = [landing_of(each.metastore, each.asset, each.request) for each in (work, *parts)]
+    refuse_loss(work.request, found[0], facts["came"], work.config.max_loss)
     make_database(work.metastore, work.asset, work.request, parent(work.home))
-    for each in (work, *map(work.part, facts.get("parts", ()))):  # all of them, before one of them is published
-        landing_of(each.metastore, each.asset, each.request)
     if work.settles and facts["came"] and time.time() - facts.get("settled", 0.0) > SETTLED:
         facts = _settled_again(work, facts)  # data subjects erased since then must not be restored
     for _ in range(ATTEMPTS):
@@ -393,8 +394,7 @@ def _settled_again(work: Work, facts: Facts, *, copied: bool = False) -> Facts:
     if copied:
         facts = _agreed(work, _compared(work, {**facts, **_copy_table(work, end)}))
     again = _settled(work, facts, end)
-    for name, part in again.get("parts", {}).items():
-        before = facts["parts"][name]
+    for part, before in ((part, facts["parts"][name]) for name, part in again.get("parts", {}).items()):
         part["left"] = [*before.get("left", []), before["location"]]
     return {**facts, **again, "left": left}
 
@@ -424,9 +424,9 @@ def _published(work: Work, facts: Facts) -> Facts:
         done = publish(work.metastore, work.asset, work.request, landed)
     if "source" in (counted := facts.get("counted", {})) and "landed" not in counted:
         facts = {**facts, "counted": compared(counted, landed_rows(work.metastore, work.request))}
-    said = schema_hash(columns, work.request.format, work.request.mode == "append")
-    found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
-    found["sealed"] = work.request.mode != "append"  # append tables are sealed once, on creation
+    appends = work.request.mode == "append"  # such tables are sealed once, on creation
+    hashed = schema_hash(columns, work.request.format, appends)
+    found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": hashed, "sealed": not appends}
     return {**facts, **_with(parts), **found, **({"location": ""} if done.empty else {})}
 
 

@@ -28,6 +28,7 @@ from replicator.ingestion.landing.landing_schema import (
     SINCE,
     SOURCE,
     WATERMARK,
+    RowsRefused,
     SchemaRefused,
     format_of,
     landed_until,
@@ -358,6 +359,26 @@ def partitions_since(metastore: Metastore, table: Table | None, since: int, job:
         by = ((int(part.values[0]), part.location) for part in some)
         found += [place for number, place in by if number >= since and number != job and place]
     return found
+
+
+FEW_ROWS = 100
+"""A smaller loss of rows is not judged, except if none are left."""
+
+
+def refuse_loss(request: Request, landing: Table | None, came: int, usual: float) -> None:
+    """Raises RowsRefused if an overwrite would remove more of the landed rows than it may: an empty or suddenly much
+    smaller source is usually a failed export. came: rows of the source, also those of people that are erased here.
+    usual: the share that requests without one may remove."""
+    replaces = landing is not None and request.mode == "overwrite" and not landing.is_partitioned
+    known = landing.parameters.get("numRows", "") if landing and replaces else ""
+    landed = int(known) if known.isdecimal() else 0
+    share = usual if request.max_loss is None else request.max_loss
+    if landed - came > share * landed and (landed - came >= FEW_ROWS or not came):
+        raise RowsRefused(
+            f"{request.place} has {came:,} rows, but {landed:,} have landed: nothing is published, as at most"
+            f" {share:.0%} of them may be removed",
+            hint="check the source; if its rows are gone on purpose, request it again with --max-loss 1",
+        )
 
 
 def landed_rows(metastore: Metastore, request: Request) -> int:

@@ -220,6 +220,7 @@ class LandingAsk(Ask):
     key: Lines = ()
     split_column: Line | None = None
     readers: Annotated[int | None, Field(ge=1, le=READERS)] = None
+    max_loss: Annotated[float | None, Field(ge=0, le=1)] = None
     format: Format = "parquet"
     schema_policy: SchemaPolicy = "fail"
     late: Quantity | None = None
