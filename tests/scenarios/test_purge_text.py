@@ -46,10 +46,11 @@ def test_no_table_reads_another_by_its_types_and_names(warehouse: Warehouse) -> 
     """What their own statements read would be reported: as an id that does not fit, or as an error of Spark."""
     type_ = "date) AS key FROM replicator_purge_ids UNION ALL SELECT line, CAST(null AS date) FROM diary -- "
     column = "line` as key from diary t where raise_error(line) is null) m group by 1, 2 -- "
+    quoted = "`" + column.replace("`", "``") + "`"
     warehouse.sql(
         f"CREATE TABLE h.type (id STRING) USING parquet TBLPROPERTIES ({DESCRIPTOR})",
         "CREATE TABLE h.column (id STRING) STORED AS PARQUET TBLPROPERTIES"
-        f" ('dataset.descriptor'='{json.dumps({'privacy': {'column': column}})}')",
+        f" ('dataset.descriptor'='{json.dumps({'privacy': {'column': quoted}})}')",
     )
     change(warehouse, "type", schema(type_))
     table = warehouse.metastore.table("h", "column")
