@@ -859,7 +859,7 @@ def test_a_plain_dump_of_a_warehouse_that_may_only_be_read_says_how_long_it_is_e
     monkeypatch.chdir(fixture.here)
     answer = readonly(fixture, *root)
     assert (answer.code, answer.output["unkept"]) == (0, 6), answer
-    assert "only as long as they stay" in " ".join(answer.output["warnings"])
+    assert "only as long as they remain unchanged" in " ".join(answer.output["warnings"])
     assert command("show", str(fixture.last)).output["unkept"] == 6
     assert "as long as the source has them" in lines("show", str(fixture.last))
     assert fixture.load().code == 0
