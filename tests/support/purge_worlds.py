@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from replicator.core.model import DEFAULT_PARTITION, partition_spec
 from replicator.lifecycle.purge.table_files import parts_of
 
 PEOPLE, GONE = 40, 6
+LONG_AGO = 1_700_000_000
 VALUES = ("a:b", "a%3Ab", "a/b", "a=b", "it's", "50%", "a#b", "a?b", "a b", "ä", "plain", "{c}*", None)
 MARK = re.compile(r"person-\w+-[0-9a-f]{16}")
 ZONES = ("UTC", "America/Los_Angeles", "Asia/Kathmandu", "Europe/Berlin")
@@ -260,7 +262,7 @@ class World:
         self._move(home, "HIVE_UNION_SUBDIR_1", unsearched=f"{name}/{part}" if self.made[name].format.is_sparks else "")
 
     def _hide(self, name: str, part: str, home: Path) -> None:
-        """As jobs that did not end leave them."""
+        """As jobs that did not end leave them: days ago, as those of a running job stay where they are."""
         self._move(home, self.random.choice(("_temporary/0", ".hive-staging_1")), unsearched=f"{name}/{part}")
 
     def _move(self, home: Path, below: str, *, unsearched: str) -> None:
@@ -272,6 +274,7 @@ class World:
         (home / below).mkdir(parents=True, exist_ok=True)
         self.done.append(f"{path} -> {below} unsearched={unsearched}")
         path.rename(home / below / path.name)
+        os.utime(home / below / path.name, times=(LONG_AGO, LONG_AGO))
 
     # ---- what it holds ----
 
