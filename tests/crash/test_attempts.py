@@ -256,6 +256,9 @@ class Unreferenced(LiveLocations):
     def follows(self, db: str) -> str:
         return ""
 
+    def on_nodes(self, db: str, path: str) -> bool:
+        return False
+
 
 def test_a_guarded_removal_that_comes_late_takes_nothing(tmp_path: Path) -> None:
     root, place, engine = create_or_open(f"{tmp_path}/kept").place, tmp_path / "w/db/t", Lost()
