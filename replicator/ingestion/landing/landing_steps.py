@@ -372,10 +372,10 @@ def _named(columns: Iterable[Sequence[str]]) -> tuple[Column, ...]:
 
 def publish_rows(work: Work, facts: Facts) -> Facts:
     _check_scope(work, facts.get("parts", ()))
+    make_database(work.metastore, work.asset, work.request, parent(work.home))
     parts = map(work.part, facts.get("parts", ()))  # all of them, before one of them is published
     found = [landing_of(each.metastore, each.asset, each.request) for each in (work, *parts)]
     refuse_loss(work.request, found[0], facts["came"], work.config.max_loss)
-    make_database(work.metastore, work.asset, work.request, parent(work.home))
     if work.settles and facts["came"] and time.time() - facts.get("settled", 0.0) > SETTLED:
         facts = _settled_again(work, facts)  # data subjects erased since then must not be restored
     for _ in range(ATTEMPTS):
