@@ -88,8 +88,8 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: str = "governance.ingestion_log"
     pool: str = "ingestion"
     ahead: str = "1d"
-    recount: str = "1d"
     max_loss: float = 0.5
+    recount: str = "1d"
     sources: dict[str, SourceConfig] = {}
     notify: NotifyConfig = NotifyConfig()
     classes: dict[Literal["public", "internal", "confidential", "personal"], ClassConfig] = {}
