@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ from purges import DESCRIPTOR, Warehouse
 
 from cmroot.root import ChangeRoot
 from replicator.cli.main import run
-from replicator.errors import LeaseHeld
+from replicator.errors import LeaseHeld, Refused
+from replicator.lifecycle.purge import replacing
 from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.options import BackupRestoreSettings
@@ -97,6 +99,14 @@ IN_PLACE = {
 }
 
 
+UNREAD = "of a file that no reader reads"
+
+
+def notes(warehouse: Warehouse, db: str) -> set[str]:
+    """What copies of the file have that no reader reads."""
+    return {path.read_text() for path in Path(warehouse.home_of(f"{db}.t")).rglob("_notes")}
+
+
 def three_files(warehouse: Warehouse, db: str) -> list[tuple[object, ...]]:
     """A table with ids in each of three files of one partition. Returns the rows that stay."""
     warehouse.sql(
@@ -104,7 +114,9 @@ def three_files(warehouse: Warehouse, db: str) -> list[tuple[object, ...]]:
         f"CREATE TABLE {db}.t (id BIGINT) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
         f"INSERT INTO {db}.t SELECT /*+ REPARTITION_BY_RANGE(3, id) */ id, 0 FROM range(0, 100)",
     )
-    assert len(list(Path(warehouse.home_of(f"{db}.t")).glob("k=0/part-*"))) == 3
+    (home,) = Path(warehouse.home_of(f"{db}.t")).glob("k=0")
+    assert len(list(home.glob("part-*"))) == 3
+    (home / "_notes").write_text(UNREAD)
     return [row for row in warehouse.rows(f"{db}.t") if row[0] % 10]
 
 
@@ -126,8 +138,9 @@ def test_a_swap_that_is_killed_between_two_files_shows_each_row_once(
     if again == "retain":
         assert run(["purge", "retain", *place, "--json"]) == 0
         assert len(warehouse.rows(f"{db}.t")) == (90 if begun else 100)
+        assert notes(warehouse, db) == {UNREAD}
     assert warehouse.purge(root, warehouse.ids, db).status == "done"
-    assert warehouse.rows(f"{db}.t") == staying
+    assert warehouse.rows(f"{db}.t") == staying and notes(warehouse, db) == {UNREAD}
     (backup,) = backups(root.place)
     home = Path(warehouse.home_of(f"{db}.t"))
     assert [path.name for path in home.rglob("_purge-*")] == [Path(backup.place).parent.name]
@@ -148,9 +161,34 @@ def test_an_undo_that_is_killed_is_completed_by_the_next(warehouse: Warehouse, w
     assert [row for row in warehouse.rows(f"{db}.t") if row[0] % 10] == staying
     again = restore_backup(warehouse.metastore, root, BackupRestoreSettings(f"{db}.t", "k=0"))
     assert again.status == "restored" and len(warehouse.rows(f"{db}.t")) == 100
+    assert notes(warehouse, db) == {UNREAD}
     revert = BackupRestoreSettings(f"{db}.t", "k=0", undo=True)
     assert restore_backup(warehouse.metastore, root, revert).status == "restored"
     assert warehouse.rows(f"{db}.t") == staying
+
+
+def test_an_undo_keeps_the_backup_of_a_file_that_another_writer_replaces(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_files(warehouse, "undo_beside")
+    root = warehouse.root("undo_beside")
+    assert warehouse.purge(root, warehouse.ids, "undo_beside").rows_erased == 10
+    (backup,) = backups(root.place)
+    before = {path.name: path.read_bytes() for path in Path(backup.place.removeprefix("file:")).glob("part-*")}
+    home, real = Path(warehouse.home_of("undo_beside.t")) / "k=0", replacing._run
+
+    def writes(step: Any, *arguments: Any) -> Any:
+        if step == "replace":
+            (home / "new").write_text("of another writer")
+            (home / "new").rename(home / min(before))
+        return real(step, *arguments)
+
+    monkeypatch.setattr(replacing, "_run", writes)
+    with pytest.raises(Refused, match="1 files were changed concurrently"):
+        restore_backup(warehouse.metastore, root, BackupRestoreSettings("undo_beside.t", "k=0"))
+    assert {path.name: path.read_bytes() for path in Path(backup.place.removeprefix("file:")).glob("part-*")} == before
+    assert (home / min(before)).read_text() == "of another writer"
+    assert [(home / name).read_bytes() == before[name] for name in sorted(before)] == [False, True, True]
 
 
 @pytest.mark.parametrize("again", ["retain", pytest.param("another", marks=pytest.mark.long)])

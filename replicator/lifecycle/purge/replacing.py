@@ -102,7 +102,6 @@ def replace_parts(
     going = [swap for swap in going if swap.unit.partition not in changed]
     for swap in going:
         _give_rights(swap.unit, swap.files)
-        _move_unread(swap.unit, clock())
     _sync(going)
     check()
     failed = dict[str, list[str]]()
@@ -111,6 +110,9 @@ def replace_parts(
             failed.setdefault(each.partition, []).append(each.name)
         elif each.lacking:
             lacking[each.partition] = each.lacking
+    for swap in going:  # not before: until a file is replaced, a backup has only what its location has, too
+        if len(failed.get(swap.unit.partition, ())) < len(swap.files):
+            _move_unread(swap.unit, clock())
     _sync(going)
     units = list[Unit]()
     for swap in going:
@@ -265,6 +267,7 @@ def carry_on(metastore: Metastore, directory: RunDirectory, unit: Unit, clock: C
     if staged:
         engine = LocalEngine(1)
         failed = [each.name for step in ("aside", "replace") for each in _run(step, [swap], engine) if each.error]
+        _move_unread(unit, clock())
         _sync([swap])
     done = _done(swap, sorted(set(failed)), "")
     db, _, name = unit.table.partition(".")
@@ -305,16 +308,19 @@ def stage_backup(backup: Unit, recorded: Mapping[str, ReplacedFile], directory: 
     return Swap(unit, files)
 
 
-def return_unread(backup: Unit, names: Iterable[str]) -> None:
-    """Moves what no reader reads from a backup to where it was, then removes the backup, whose files (`names`) the
-    table has again. May run twice."""
-    known = set(names)
+def return_unread(backup: Unit, names: Iterable[str]) -> bool:
+    """Copies what no reader reads from a backup to where it was. names: of the files that the table has again. Returns
+    False if there is another file of such a name, so that the backup has the only copy. May run twice."""
+    known, alone = set(names), True
     for name, _ in list(files_at(backup.aside)):
-        there = join(backup.old, name)
-        if name not in known and not located(there).exists():
-            carry(FileWork(backup.partition, name, join(backup.aside, name), there, "", 0, 0))
-    located(backup.aside).remove_own_tree()
-    remove_empty_sibling(backup.aside)
+        if name in known:
+            continue
+        here, there = join(backup.aside, name), join(backup.old, name)
+        if not located(there).exists():
+            carry(FileWork(backup.partition, name, here, there, "", 0, 0))
+        elif checksum_at(there) != checksum_at(here):
+            alone = False
+    return alone
 
 
 def put_back(
@@ -327,7 +333,8 @@ def put_back(
     check: Callable[[], None],
 ) -> Unit:
     """Replaces the files of a part by those of a backup; those that they replace are retained as trash, by the unit
-    that it returns. Its `aside` is "" if the table has the backup's files already.
+    that it returns. Its `aside` is "" if the table has the backup's files already. The backup is removed unless it has
+    the only copy of a file; then `retain` recycles it later.
 
     Raises Refused if the location, a file of it or of the backup has changed since. May run twice."""
     was, files = backup.unit, replaced_files(backup.directory, backup.unit)
@@ -367,8 +374,17 @@ def put_back(
     else:
         remove_new(unit)
         unit = msgspec.structs.replace(unit, aside="")
-    backup.set(backup="restored")
-    return_unread(was, files)
+    if left := [name for name, each in files.items() if _checksum(join(part.location, name)) != each.checksum]:
+        raise Refused(
+            f"{unit.name}: {len(left)} files {CHANGED.replace('was', 'were')}, such as {left[0]}; the others are"
+            " restored",
+            hint="the backup still has them: copy the rows that you need",
+            details={"backup": was.aside},
+        )
+    if return_unread(was, files):
+        backup.set(backup="restored")
+        located(was.aside).remove_own_tree()
+        remove_empty_sibling(was.aside)
     return unit
 
 
