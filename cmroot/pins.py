@@ -18,7 +18,9 @@ import msgspec
 from cmroot.errors import FormatError, PinError
 from cmroot.root import guard_names, seal, unseal
 from cmroot.store.place import Place
+from cmroot.text import shown
 
+LARGEST = 1 << 20  # bytes of a pin
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -229,7 +231,7 @@ def _check_name(kind: type[Pin], name: str) -> None:
 
 def _read_file(path: Place, kind: type[P]) -> P:
     hint = f"restore the file from a copy of the root, or drop the {_WORD[kind]} if it is not needed"
-    pin = unseal(path.read_bytes(), kind, _FORMAT[kind], str(path), hint)
+    pin = unseal(path.read_bytes(LARGEST), kind, _FORMAT[kind], str(path), hint)
     if pin.name != path.name:
         raise FormatError(f"{path}: is the file of {pin.name}", hint=hint)
     try:
@@ -296,5 +298,5 @@ def _all(root: str, kind: type[P], damaged: list[str]) -> list[P]:
         except FileNotFoundError:  # dropped concurrently
             continue
         except FormatError:
-            damaged.append(str(directory / name))
+            damaged.append(shown(str(directory / name)))
     return found

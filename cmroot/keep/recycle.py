@@ -101,7 +101,9 @@ def recycle(root: str, path: str, known: Kept | None = None, *, record: Record =
             if error.errno not in _RENAME_REFUSED:
                 raise
             return _recycle_by_copy(root, path, record)
-        return _file_entry(_LocalEntry(root, entry, path), path, record)[0].kept
+        if not (found := _file_entry(_LocalEntry(root, entry, path), path, record)):
+            raise KeepError(f"{path}: was a pipe, socket or device", hint="it is removed; run the same command again")
+        return found[0].kept
 
 
 def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bool = False) -> list[Recycled]:
@@ -247,7 +249,9 @@ class _LocalEntry:
     taken_from: str
 
     def files(self) -> list[str]:
-        return files_below(self.entry) if is_directory(self.entry, follow=False) else [self.entry]
+        if is_directory(self.entry, follow=False):
+            return files_below(self.entry)
+        return [] if self._is_pipe() else [self.entry]
 
     def origin(self, path: str) -> str:
         return self.taken_from + path[len(self.entry) :]
@@ -262,12 +266,19 @@ class _LocalEntry:
         try:
             if is_directory(self.entry, follow=False):
                 remove_emptied(self.entry)
+            elif self._is_pipe():
+                remove_name(self.entry)
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
             return False  # written by a program that has the directory open
         remove_name(self.entry + _ORIGIN)
         return True
+
+    def _is_pipe(self) -> bool:
+        """Returns True for a pipe, socket or device, which has no bytes: opening it may block for ever."""
+        status = status_of(self.entry, follow=False)
+        return status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
 
 
 def _file_entry(entry: _Entry, origin: str, record: Record) -> list[Recycled]:

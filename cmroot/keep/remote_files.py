@@ -76,10 +76,15 @@ def keep_and_check(root: str, path: str) -> Kept:
 
 def remove_source(path: str, kept: Kept) -> None:
     """Removes a file if it is unchanged since it was retained. Raises KeepError when it has changed."""
+    refuse_changed(path, kept)
+    Place(path).remove()
+
+
+def refuse_changed(path: str, kept: Kept) -> None:
+    """Raises KeepError for a file that has changed since it was retained; called right before it is replaced."""
     now = file_state(path)
     if (now.identity, now.mtime_ns, now.size) != (kept.identity, kept.mtime_ns, kept.size):
         raise unsteady(path)
-    Place(path).remove()
 
 
 @dataclass(frozen=True)

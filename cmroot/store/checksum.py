@@ -10,14 +10,84 @@ import errno
 import os
 import stat
 import threading
-from typing import BinaryIO
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, Generic, TypeVar
 
 import xxhash
 
 from cmroot.errors import NoSpace
-from cmroot.store.local import FLOW
 from cmroot.store.place import is_local, local_path, located
 from cmroot.store.spelling import raise_named
+
+# ---- flow ------------------------------------------------------------------------------------------------------------
+# Flow: the bytes that this process copies and reads, counted on the fly, and the maximum rate of copying.
+
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+SLACK = 0.25
+"""Seconds of the rate that may be caught up at once: a sleep never has its exact length."""
+
+
+class Flow:
+    """Bytes of contents copied, and read for comparison, since the process began. Counted without a lock, for
+    monitoring: reports have the exact numbers. rate: bytes per second that all threads together may copy; None:
+    unlimited."""
+
+    def __init__(self) -> None:
+        self.copied = 0
+        self.read = 0
+        self.rate: float | None = None
+        self._lock = threading.Lock()
+        self._due = 0.0  # of the monotonic clock: when the bytes so far are due at the rate
+
+    def passed(self, size: int) -> None:
+        """Counts copied bytes, and waits until they are due at the rate."""
+        self.copied += size
+        if self.rate is not None:
+            self._wait(size, self.rate)
+
+    @contextmanager
+    def limited(self, rate: float | None) -> Iterator[None]:
+        """Limits copies of this process to a rate for the duration of a block; None: unchanged."""
+        before = self.rate
+        self.rate = before if rate is None else rate
+        try:
+            yield
+        finally:
+            self.rate = before
+
+    def _wait(self, size: int, rate: float) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._due = max(self._due, now - SLACK) + size / rate
+            wait = self._due - now
+        if wait > 0:
+            time.sleep(wait)
+
+
+FLOW = Flow()
+"""The flow of this process."""
+
+
+class Shared(Generic[Task, Result]):
+    """A function of a task, for other processes: each of `tasks` concurrent ones gets its share of this process's
+    rate."""
+
+    def __init__(self, function: Callable[[Task], Result], tasks: int) -> None:
+        self._function = function
+        self._rate = None if FLOW.rate is None else FLOW.rate / max(1, tasks)
+
+    def __call__(self, task: Task) -> Result:
+        with FLOW.limited(self._rate):
+            return self._function(task)
+
+
+# ---- checksums -------------------------------------------------------------------------------------------------------
+
 
 ALGORITHM = "xxh3_128"
 
@@ -69,33 +139,40 @@ def checksum_descriptor(descriptor: int, size: int | None = None) -> tuple[str, 
 
 
 def copy_file(
-    source_path: str, temporary_path: str, *, reread: bool = False, mtime_ns: int | None = None
+    source_path: str, temporary_path: str, *, reread: bool = False, mtime_ns: int | None = None, private: bool = False
 ) -> tuple[str, int]:
     """Copies one local file to a new name, hashing on the fly; returns checksum and size of the bytes read.
 
-    The new file must not exist, has mode 0666 less the umask, is not synced and not renamed into place: that is left to
-    the caller. With `reread` the bytes are read back through the open descriptor, and checksum and size are those of
-    the copy, so that one comparison with the recorded checksum covers source and copy. `mtime_ns`: its times. After an
-    error the new file is removed.
+    The new file must not exist, has mode and owner of the source (`private`: 0600, until the caller gives it rights),
+    is not synced and not renamed into place: that is left to the caller. With `reread` the bytes are read back through
+    the open descriptor, and checksum and size are those of the copy, so that one comparison with the recorded checksum
+    covers source and copy. `mtime_ns`: its times. After an error the new file is removed.
     """
     try:
         source = os.open(source_path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise_named(error, source_path)
     try:
-        return copy_descriptor(source, temporary_path, reread=reread, mtime_ns=mtime_ns)
+        return copy_descriptor(source, temporary_path, reread=reread, mtime_ns=mtime_ns, private=private)
     finally:
         os.close(source)
 
 
 def copy_descriptor(
-    source: int, temporary_path: str, *, reread: bool = False, sync: bool = False, mtime_ns: int | None = None
+    source: int,
+    temporary_path: str,
+    *,
+    reread: bool = False,
+    sync: bool = False,
+    mtime_ns: int | None = None,
+    private: bool = False,
 ) -> tuple[str, int]:
     """Like `copy_file`, from an open descriptor (from byte 0 on); `sync` makes the copy durable before returning."""
     try:
-        target = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        target = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _share_access(source, target)
+            if not private:
+                _share_access(source, target)
             copied = _copy_and_read_back(source, target) if reread else _copy(source, target)
             if mtime_ns is not None:
                 os.utime(target, ns=(mtime_ns, mtime_ns))
@@ -111,10 +188,11 @@ def copy_descriptor(
         raise_named(error, temporary_path)
 
 
-def copy_between(source: int, target: int) -> tuple[str, int]:
+def copy_between(source: int, target: int, *, private: bool = False) -> tuple[str, int]:
     """Copies from one open descriptor (from byte 0 on) to that of a new file, opened for reading too, and reads back
-    like `copy_file` with `reread`. Returns checksum and size of the copy."""
-    _share_access(source, target)
+    like `copy_file` with `reread`. Returns checksum and size of the copy. private: keeps the new file's own mode."""
+    if not private:
+        _share_access(source, target)
     return _copy_and_read_back(source, target)
 
 

@@ -9,6 +9,7 @@ import errno
 import io
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
 from fsspec import AbstractFileSystem
 
 from cmroot.authentication import client_settings, hadoop_settings, kerberized, kerberos_error
-from cmroot.errors import UnknownPlace
-from cmroot.store.hdfs_checksums import ask
+from cmroot.errors import NotWritable, StorageUnreachable, UnknownPlace
+from cmroot.store.hdfs_checksums import carry_extended
 from cmroot.store.local import Names
 from cmroot.store.remote import FsspecStore, Infos
 from cmroot.store.spelling import naming, normal, parent, scheme, split_authority
@@ -64,18 +65,16 @@ def told() -> Iterator[None]:
     """Converts errors to those of the operating system, with the first line of a stack trace."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), _first_line(error)) from None
-    except FileExistsError as error:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), _first_line(error)) from None
+    except (FileNotFoundError, FileExistsError) as error:
+        number = errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EEXIST
+        raise OSError(number, os.strerror(number), _first_line(error)) from None
     except OSError as error:
         if error.errno is None and (found := _SYSTEM.search(str(error))):
             raise OSError(int(found[1]), str(error)) from None
         if error.errno is None and _GONE in str(error):
             simple = "" if kerberized() else ", or requires Kerberos, which HADOOP_CONF_DIR does not configure"
-            raise ConnectionResetError(
-                errno.ECONNRESET, f"the NameNode closed the connection{simple}: {_first_line(error)}"
-            ) from None
+            text = f"the NameNode closed the connection{simple}: {_first_line(error)}"
+            raise ConnectionResetError(errno.ECONNRESET, text) from None
         raise
     except RuntimeError as error:
         if (unknown := kerberos_error(error)) is not None:
@@ -150,16 +149,15 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         with open(lpath, "rb") as source, self.writing(rpath) as target:
-            while block := source.read(_BLOCK):
-                target.write(block)
+            shutil.copyfileobj(source, target, _BLOCK)
 
     @contextlib.contextmanager
-    def writing(self, path: str, *, overwrite: bool = True) -> Iterator[BinaryIO]:
+    def writing(self, path: str, *, overwrite: bool = True, mode: int = 0o644) -> Iterator[BinaryIO]:
         """Opens a new file; on the disks of its DataNodes when the block ends; removed when the block raises."""
         from hdfs_native import WriteOptions
 
         with told():
-            raw = self.client.create(path, WriteOptions(overwrite=overwrite, create_parent=True))
+            raw = self.client.create(path, WriteOptions(overwrite=overwrite, create_parent=True, permission=mode))
         try:
             buffered = io.BufferedWriter(cast(io.RawIOBase, _Whole(raw)), _BLOCK)
             yield cast(BinaryIO, buffered)
@@ -183,8 +181,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
             if not self.client.delete(path):
                 raise FileNotFoundError(path)
 
-    def rmdir(self, path: str) -> None:
-        self.rm_file(path)
+    rmdir = rm_file
 
     def mv(self, path1: str, path2: str, *, overwrite: bool = True, **_: Any) -> None:
         """Renames atomically: a reader finds the old file or the new one."""
@@ -197,8 +194,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         with self._open(path1) as source, self.writing(path2) as target:
-            while block := source.read(_BLOCK):
-                target.write(block)
+            shutil.copyfileobj(source, target, _BLOCK)
 
 
 class _Whole(io.RawIOBase):
@@ -306,17 +302,15 @@ class HdfsStore(FsspecStore):
             self.filesystem.mv(staged, self.key(path))
 
     @contextlib.contextmanager
-    def open_new(self, path: str) -> Iterator[BinaryIO]:
-        with naming(path), self.filesystem.writing(self.key(path)) as file:
+    def open_new(self, path: str, *, private: bool = False) -> Iterator[BinaryIO]:
+        with naming(path), self.filesystem.writing(self.key(path), mode=0o600 if private else 0o644) as file:
             yield file
 
     def tree(self, path: str, *, directories: bool = False) -> dict[str, dict[str, Any]]:
-        with naming(path), told():
-            try:
-                found = map(described, self.filesystem.client.list_status(self.key(path), recursive=True))
-                return {each["name"]: each for each in found if directories or each["type"] == "file"}
-            except FileNotFoundError:
-                return {}
+        with naming(path), told(), contextlib.suppress(FileNotFoundError):
+            found = map(described, self.filesystem.client.list_status(self.key(path), recursive=True))
+            return {each["name"]: each for each in found if directories or each["type"] == "file"}
+        return {}
 
     def infos(self, paths: Sequence[str]) -> Infos:
         with ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="infos") as pool:
@@ -324,8 +318,7 @@ class HdfsStore(FsspecStore):
 
     def remove_many(self, paths: Sequence[str]) -> None:
         with ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="remove") as pool:
-            for _ in pool.map(self.remove, paths):
-                pass
+            list(pool.map(self.remove, paths))
 
     def list(self, path: str) -> Names:
         if (info := self._info(path)) is None or info["type"] == "file":
@@ -337,8 +330,7 @@ class HdfsStore(FsspecStore):
             self.filesystem.client.delete(self.key(path), True)
 
     def remove_directory(self, path: str) -> bool:
-        info = self._info(path)
-        if info is None or info["type"] != "directory":
+        if (self._info(path) or {}).get("type") != "directory":
             return False
         self.filesystem.rmdir(self.key(path))
         return True
@@ -346,6 +338,19 @@ class HdfsStore(FsspecStore):
     def mkdirs(self, path: str, *, private: bool = False) -> None:
         with naming(path), told():
             self.filesystem.client.mkdirs(self.key(path), 0o700 if private else 0o755, True)
+
+    def make_inheriting(self, path: str, home: str) -> None:
+        with naming(path), told(), contextlib.suppress(FileNotFoundError):
+            if self._info(path) is not None:
+                return
+            client, above = self.filesystem.client, parent(path)
+            mode = client.get_file_info(self.key(home)).permission
+            own = _own_mode(mode, _acl_of(client, self.key(home)))
+            while own != mode and self._info(above) is None:
+                above = parent(above)
+            if own != mode and not any(each.scope == "default" for each in _acl_of(client, self.key(above))):
+                mode = own  # no default ACL makes it a mask
+            client.mkdirs(self.key(path), mode, True)
 
     def move(self, path: str, target: str) -> None:
         with naming(target):
@@ -357,84 +362,104 @@ class HdfsStore(FsspecStore):
 
 
 # ---- attributes ------------------------------------------------------------------------------------------------------
-# Attributes that HDFS stores in addition to the bytes: owner, mode, ACL, replication, extended attributes.
-
-
-_STICKY = 0o1777
-
-
-def carry_attributes(source: str, target: str, names: Collection[str]) -> None:
-    """Copies these ATTRIBUTES (owner: also the group) from source to target, if both are on HDFS; else does nothing.
-    May run twice. Raises NotWritable where this user lacks the right: only the superuser changes owners;
-    FileNotFoundError when one of the files does not exist."""
-    if not names or {scheme(source), scheme(target)} - SCHEMES:
-        return
-    here, there = HdfsStore(source), HdfsStore(target)
-    old, new = here.key(source), there.key(target)
-    with naming(source), told():
-        found = here.filesystem.client.get_file_info(old)
-        listed = here.filesystem.client.get_acl_status(old) if "acl" in names else None
-    given = ask(source, "GETXATTRS", encoding="hex")["XAttrs"] if "xattr" in names else ()
-    with naming(target), told():
-        client = there.filesystem.client
-        if listed is not None:
-            _set_acl(client, new, found.permission, listed.entries)
-        if "mode" in names:
-            client.set_permission(new, found.permission & _STICKY)
-        if "replication" in names and not found.isdir:
-            client.set_replication(new, found.replication)
-    with naming(target):
-        for each in given:
-            if each["name"].startswith("user."):  # others belong to the superuser or the server
-                value = each.get("value") or "0x"
-                ask(
-                    target,
-                    "SETXATTR",
-                    method="PUT",
-                    flag="CREATE,REPLACE",
-                    **{"xattr.name": each["name"], "xattr.value": value},
-                )
-    if "owner" in names:  # last: a file of another owner may be inaccessible
-        with naming(target), told():
-            client.set_owner(new, found.owner, found.group)
-
-
-def _set_acl(client: Any, path: str, mode: int, entries: Any) -> None:
-    """Sets an ACL. HDFS lists ACLs without the owner's and the others' entries (the mode), but requires them here."""
-    from hdfs_native import AclEntry
-
-    client.remove_acl(path)
-    if not entries:
-        return
-    named = any(each.type == "group" and not each.name and each.scope == "access" for each in entries)
-    owning: list[tuple[Any, int]] = [("user", mode >> 6 & 7), ("other", mode & 7)]
-    owning += [] if named else [("group", mode >> 3 & 7)]
-    whole = [AclEntry(kind, "access", _letters(bits)) for kind, bits in owning]
-    client.set_acl(path, [*whole, *entries])
-
-
-def _letters(bits: int) -> Any:
-    return "".join(letter if bits & bit else "-" for letter, bit in (("r", 4), ("w", 2), ("x", 1)))
-
-
-# ---- preserved -------------------------------------------------------------------------------------------------------
-# Names of the attributes that a copy of a file on HDFS may get from its source.
+# Attributes that HDFS stores in addition to the bytes, and that a copy of a file may get from its source.
 
 
 Attribute = Literal["owner", "mode", "acl", "replication", "xattr"]
 ATTRIBUTES: tuple[str, ...] = get_args(Attribute)
+BY_RPC = tuple(name for name in ATTRIBUTES if name != "xattr")
+"""Without a request to WebHDFS for each file, for which executors may have no ticket."""
+
+_STICKY, _GROUP = 0o1777, 0o070
+_ACTIONS = ("---", "--x", "-w-", "-wx", "r--", "r-x", "rw-", "rwx")
 
 
-# ---- zones -----------------------------------------------------------------------------------------------------------
-# HDFS encryption zones: directories whose files are encrypted by their writers, with keys of a key server (KMS).
+def carry_attributes(source: str, target: str, names: Collection[str], lacking: dict[str, str] | None = None) -> None:
+    """Copies these ATTRIBUTES (owner: also the group) from source to target, if both are on HDFS; else does nothing.
+    May run twice. lacking: receives those that the target cannot have, with the reason, in place of an error; without
+    group or ACL its group has no access. Raises NotWritable where this user lacks the right: only the superuser changes
+    owners; FileNotFoundError when one of the files does not exist."""
+    if not names or {scheme(source), scheme(target)} - SCHEMES:
+        return
+    here, there = HdfsStore(source), HdfsStore(target)
+    old, new, client = here.key(source), there.key(target), there.filesystem.client
+
+    @contextlib.contextmanager
+    def step(name: str) -> Iterator[None]:
+        try:
+            with naming(target), told():
+                yield
+        except (NotWritable, StorageUnreachable, OSError) as error:
+            away = isinstance(error, (StorageUnreachable, ConnectionError)) and name != "xattr"  # of WebHDFS alone
+            if lacking is None or away or isinstance(error, FileNotFoundError):
+                raise
+            lacking[name] = (str(error) or type(error).__name__).splitlines()[0][:300]
+
+    with naming(source), told():
+        found = here.filesystem.client.get_file_info(old)
+        entries = _acl_of(here.filesystem.client, old) if {"acl", "mode"} & set(names) else []
+    with naming(target), told():
+        mine = client.get_file_info(new)
+        now = _acl_of(client, new) if "acl" in names or entries else []
+    for name, value in (("owner", found.owner), ("group", found.group)):  # before a mode or ACL meant for that group
+        if "owner" in names and value != getattr(mine, name):  # only the superuser may name an owner, even the same one
+            with step(name):
+                client.set_owner(new, **{name: value})
+    mode, has = found.permission & _STICKY, mine.permission & _STICKY
+    if "acl" not in names and not any(each.scope == "access" for each in now):
+        mode = _own_mode(mode, entries)
+    mode &= ~_GROUP if "group" in (lacking or ()) else _STICKY
+    if "acl" in names and (entries or now):
+        with step("acl"):
+            if mine.isdir:
+                client.remove_default_acl(new)
+            has = mode if entries or "mode" in names else _own_mode(has, now)
+            client.set_acl(new, _whole(has, entries))  # with the mode, in one step; but not the sticky bit
+            has = has & 0o777 | mine.permission & 0o1000
+        if "acl" in (lacking or ()):
+            has, mode = mine.permission & _STICKY, mode & ~_GROUP  # whose bits are the ACL's mask
+    if "mode" in names and mode != has:
+        with step("mode"):
+            client.set_permission(new, mode)
+    if "replication" in names and not found.isdir and found.replication != mine.replication:
+        with step("replication"):
+            client.set_replication(new, found.replication)
+    if "xattr" in names:
+        with step("xattr"):
+            carry_extended(source, target)
 
 
-def in_zone(directory: str) -> bool:
-    """Returns True if files created in a directory are in an encryption zone; False if it does not exist or is not on
-    HDFS. One request (WebHDFS). Raises OSError with the NameNode's reason."""
-    if scheme(directory) != "hdfs":
-        return False
+def gives_mode(source: str, names: Collection[str]) -> bool:
+    """Returns True if `carry_attributes` sets a file's mode: that of the source, or its ACL, of which it is a part."""
+    if "mode" in names or "acl" not in names:
+        return "mode" in names
+    with naming(source):
+        return bool(_acl_of(HdfsStore(source).filesystem.client, HdfsStore(source).key(source)))
+
+
+def _acl_of(client: Any, path: str) -> list[Any]:
+    """Returns the entries of an ACL; [] without one, and on a NameNode that has ACLs switched off."""
     try:
-        return bool(ask(directory, "GETFILESTATUS")["FileStatus"].get("encBit"))
-    except FileNotFoundError:
-        return False
+        with told():
+            return list(client.get_acl_status(path).entries)
+    except OSError as error:
+        if "AclException" not in str(error):
+            raise
+        return []
+
+
+def _own_mode(mode: int, entries: Collection[Any]) -> int:
+    """Returns a mode whose group bits are what the group may do: with an ACL, they are its mask."""
+    for each in entries:
+        if (each.scope, each.type, each.name or "") == ("access", "group", ""):
+            return mode & (~_GROUP | _ACTIONS.index(each.permissions) << 3)
+    return mode
+
+
+def _whole(mode: int, entries: Collection[Any]) -> list[Any]:
+    """Returns a complete ACL. HDFS lists ACLs without the entries that are the mode, but requires them."""
+    from hdfs_native import AclEntry
+
+    middle = "mask" if any(each.scope == "access" for each in entries) else "group"
+    owning: list[tuple[Any, int]] = [("user", mode >> 6), (middle, mode >> 3), ("other", mode)]
+    return [*(AclEntry(kind, "access", cast(Any, _ACTIONS[bits & 7])) for kind, bits in owning), *entries]

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import struct
+import time
 import urllib.error
 import urllib.parse
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from cmroot.authentication import (
     text,
     wants_protection,
 )
-from cmroot.store.spelling import normal, split_authority
+from cmroot.store.spelling import normal, scheme, split_authority
 
 # ---- checksums -------------------------------------------------------------------------------------------------------
 # HDFS's own checksum of a file, queried from its NameNode by WebHDFS: MD5 of the MD5s of its blocks' CRCs. It depends
@@ -80,6 +81,38 @@ def ask(path: str, operation: str, method: str = "GET", **parameters: str) -> di
         except (http.client.HTTPException, ValueError) as error:
             raise OSError(errno.EIO, f"WebHDFS: the answer to {operation} cannot be read: {error}", path) from None
     raise standing or OSError(errno.ENODATA, "no NameNode is known", path)
+
+
+def in_zone(directory: str) -> bool:
+    """Returns True if files created in a directory are in an encryption zone; False if it does not exist or is not on
+    HDFS. One request (WebHDFS). Raises OSError with the NameNode's reason."""
+    if scheme(directory) != "hdfs":
+        return False
+    try:
+        return bool(ask(directory, "GETFILESTATUS")["FileStatus"].get("encBit"))
+    except FileNotFoundError:
+        return False
+
+
+_silent: dict[str, float] = {}
+"""Clusters whose WebHDFS has not answered in time, and until when this process does not ask it again."""
+
+
+def carry_extended(source: str, target: str) -> None:
+    """Copies the extended attributes in `user.`: others belong to the superuser or the server. May run twice. Raises
+    TimeoutError also without asking, if WebHDFS has not answered for another file: each of many would wait for it."""
+    store, _ = split_authority(normal(source))
+    if time.monotonic() < _silent.get(store, 0.0):
+        raise TimeoutError(errno.ETIMEDOUT, "WebHDFS has not answered before", source)
+    try:
+        found = ask(source, "GETXATTRS", encoding="hex")["XAttrs"]
+    except TimeoutError:
+        _silent[store] = time.monotonic() + 5 * PATIENCE
+        raise
+    for each in found:
+        if each["name"].startswith("user."):
+            about = {"xattr.name": each["name"], "xattr.value": each.get("value") or "0x"}
+            ask(target, "SETXATTR", method="PUT", flag="CREATE,REPLACE", **about)
 
 
 def _refused(error: urllib.error.HTTPError, path: str) -> OSError:

@@ -8,18 +8,19 @@ import errno
 import os
 import shutil
 import stat
-import threading
-import time
+import struct
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, Generic, TypeVar
+from typing import BinaryIO
 
+from cmroot.errors import FormatError
 from cmroot.store.spelling import STAGING, is_local, join, local_path, naming, parent, raise_named
 
 Names = list[str]  # the store below has a method called list
 Lacking = list[tuple[str, str]]  # rights, and what remains without each
+LARGEST = 256 << 20  # bytes of a file that is read as a whole
+NO_FILE = "remove it if it was put there by mistake, or restore the file from a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,15 @@ class LocalStore:
 
     at_once = 1  # no request latency
 
-    def read_bytes(self, path: str) -> bytes:
-        with naming(path), open(local_path(path), "rb") as file:
-            return file.read()
+    def read_bytes(self, path: str, most: int = LARGEST, *, follow: bool = False) -> bytes:
+        try:
+            with naming(path), open(local_path(path), "rb", opener=_opener(follow)) as file:
+                size = _refuse_other_kinds(path, file)
+                return within(path, file.read(min(size, most) + 1) if size <= most else b"", size, most)
+        except IsADirectoryError as error:
+            if follow:
+                raise
+            raise FormatError(f"{path}: a directory, not a file", hint=NO_FILE) from error
 
     def write_bytes(self, path: str, data: bytes) -> None:
         with self.open_write(path) as file:
@@ -66,7 +73,13 @@ class LocalStore:
 
     def open_read(self, path: str) -> BinaryIO:
         with naming(path):
-            return open(local_path(path), "rb")
+            file = open(local_path(path), "rb", opener=_opener(True))  # noqa: SIM115 the caller closes it
+            try:
+                _refuse_other_kinds(path, file)
+            except BaseException:
+                file.close()
+                raise
+            return file
 
     def open_stream(self, path: str) -> BinaryIO:
         return self.open_read(path)
@@ -173,8 +186,12 @@ class LocalStore:
         return []
 
     def remove_tree(self, path: str) -> None:
+        path = local_path(path)
         with naming(path), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(local_path(path))
+            if is_directory(path, follow=False):
+                shutil.rmtree(path)
+            else:  # rmtree opens it first, and waits if it is a FIFO
+                os.unlink(path)
 
     def mkdirs(self, path: str, *, private: bool = False) -> None:
         directory, mode = local_path(path), 0o700 if private else 0o777
@@ -207,6 +224,38 @@ class LocalStore:
                 os.unlink(staged)
             raise
         return staged
+
+
+def _opener(follow: bool) -> Callable[[str, int], int]:
+    """Returns what opens a file without waiting for a writer, as a FIFO would."""
+    more = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+
+    def open_(path: str, flags: int) -> int:
+        try:
+            return os.open(path, flags | more)
+        except OSError as error:
+            if error.errno == errno.ELOOP and not follow:
+                raise FormatError(f"{path}: a symbolic link, not a file", hint=NO_FILE) from error
+            if error.errno == errno.ENXIO:
+                raise FormatError(f"{path}: a socket or device, not a file", hint=NO_FILE) from error
+            raise
+
+    return open_
+
+
+def _refuse_other_kinds(path: str, file: BinaryIO) -> int:
+    """Returns the size of a regular file."""
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(f"{path}: a FIFO or device, not a file", hint=NO_FILE)
+    return status.st_size
+
+
+def within(path: str, data: bytes, size: int, most: int) -> bytes:
+    """Returns the bytes of a file of that size. Raises FormatError for more than `most`."""
+    if max(size, len(data)) > most:
+        raise FormatError(f"{path}: more than {most >> 10:,} KiB, too large for its kind", hint=NO_FILE)
+    return data
 
 
 def _child(path: str, status: os.stat_result) -> Child:
@@ -269,37 +318,110 @@ _UNSUPPORTED = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _OWN_ATTRIBUTES = "user.replicator"  # about the bytes of one file
 
 
+_ACL, _DEFAULT_ACL = "system.posix_acl_access", "system.posix_acl_default"
+_OWN_GROUP = 0x04  # tag of the entry of a file's own group in an ACL (acl(5), linux/posix_acl_xattr.h)
+
+
 def copy_rights(source: str, target: str) -> list[str]:
-    """Gives a local file or directory the owner, group, mode and extended attributes (POSIX ACLs are some) of another.
-    Returns what this user may not give, or the filesystem does not store. May run twice. Raises OSError."""
+    """Gives a local file or directory the owner, group, mode and extended attributes (POSIX ACLs are some) of another,
+    or of the one to which the other links. Returns what this user may not give, or the filesystem does not store. May
+    run twice. Raises OSError, also for a target that is a link. A file gets no set-user-id or set-group-id bit: the
+    other may be a link to a program of root, and the bytes anybody's."""
     lacking = []
-    status, own = os.lstat(source), os.lstat(target)
-    for kind, wanted, now in (("owner", status.st_uid, own.st_uid), ("group", status.st_gid, own.st_gid)):
-        try:
-            if wanted != now:
-                os.lchown(target, *((wanted, -1) if kind == "owner" else (-1, wanted)))
-        except OSError as error:
-            _raise_unless(error, _UNSUPPORTED)
-            lacking.append(f"{kind} {wanted}")
-    for name in _attributes(source):
-        if name.startswith(("user.", "system.posix_acl_")) and not name.startswith(_OWN_ATTRIBUTES):
+    status, attributes = os.stat(source), _attributes(source)
+    mode = stat.S_IMODE(status.st_mode) & (0o7777 if stat.S_ISDIR(status.st_mode) else 0o777)
+    with _held(target) as handle:
+        own = os.fstat(handle)
+        for kind, wanted, now in (("owner", status.st_uid, own.st_uid), ("group", status.st_gid, own.st_gid)):
             try:
-                os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+                if wanted != now:
+                    os.fchown(handle, *((wanted, -1) if kind == "owner" else (-1, wanted)))
             except OSError as error:
                 _raise_unless(error, _UNSUPPORTED)
-                lacking.append(name)
-    try:
-        os.chmod(target, stat.S_IMODE(status.st_mode))  # last: a new owner clears some of its bits
-    except OSError as error:
-        _raise_unless(error, _UNSUPPORTED)
-        lacking.append(f"mode {stat.S_IMODE(status.st_mode):o}")
+                lacking.append(f"{kind} {wanted}")
+        for name in {_ACL, _DEFAULT_ACL}.intersection(_attributes(handle)).difference(attributes):
+            os.removexattr(handle, name)  # of the directory above
+        for name in attributes:
+            if name.startswith(("user.", "system.posix_acl_")) and not name.startswith(_OWN_ATTRIBUTES):
+                try:
+                    os.setxattr(handle, name, os.getxattr(source, name))
+                except OSError as error:
+                    _raise_unless(error, _UNSUPPORTED)
+                    lacking.append(name)
+        if any(each == _ACL or each.startswith("group") for each in lacking):
+            mode &= ~stat.S_IRWXG  # another group is its group, or the bits are an ACL's mask
+        try:
+            os.fchmod(handle, mode)  # last: a new owner clears some of its bits
+        except OSError as error:
+            _raise_unless(error, _UNSUPPORTED)
+            lacking.append(f"mode {mode:o}")
     return lacking
 
 
-def _attributes(path: str) -> list[str]:
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[int]:
+    """Opens a file or directory, so that what gets rights is what was opened: who owns the directory above could put a
+    link to another file in its place at any moment. Raises OSError for a link."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def make_inheriting(directory: str, home: str) -> str:
+    """Creates a directory, unless it, or a file, exists. It and those above it in `home`, if that exists, get its group
+    and mode; a default ACL, and the set-group-id bit of the one above, decide by themselves. Returns what this user may
+    not give. May run twice, and twice at once: no directory is open to more users than it will be."""
+    like, above = status_of(home) if home else None, os.path.dirname(directory)
+    if like is None or directory == home:
+        with contextlib.suppress(FileExistsError):  # a file
+            os.makedirs(directory, exist_ok=True)
+        return ""
+    lacking = ""
+    if status_of(above) is None:
+        lacking = make_inheriting(above, home if above.startswith(f"{home.rstrip('/')}/") else "")
+    mode = stat.S_IMODE(like.st_mode)
+    try:
+        os.mkdir(directory, mode if _DEFAULT_ACL in _attributes(above) else mode & ~stat.S_IRWXG)
+    except FileExistsError:
+        return lacking
+    return inherit(directory, home) or lacking
+
+
+def inherit(directory: str, home: str) -> str:
+    """Gives a new directory the group and mode of a table's directory; see `make_inheriting`. May run twice."""
+    place = os.path.dirname(directory)
+    like, above = os.stat(home), os.stat(place)
+    mode, group = _own_mode(home, like), above.st_gid if above.st_mode & stat.S_ISGID else like.st_gid
+    mode |= above.st_mode & stat.S_ISGID
+    try:
+        with _held(directory) as handle:
+            made = os.fstat(handle)
+            if made.st_gid != group:
+                os.fchown(handle, -1, group)
+            if stat.S_IMODE(made.st_mode) != mode and _DEFAULT_ACL not in _attributes(place):
+                os.fchmod(handle, mode)
+    except OSError as error:
+        _raise_unless(error, _UNSUPPORTED)
+        return f"group {group} or mode {mode:o}"
+    return ""
+
+
+def _own_mode(path: str, status: os.stat_result) -> int:
+    """Returns a mode whose group bits are those of the group: with an ACL, `st_mode` has its mask in their place."""
+    mode = stat.S_IMODE(status.st_mode)
+    if _ACL in _attributes(path):
+        for tag, bits, _ in struct.iter_unpack("<HHI", os.getxattr(path, _ACL)[4:]):
+            if tag == _OWN_GROUP:
+                mode = mode & ~stat.S_IRWXG | (bits & 7) << 3
+    return mode
+
+
+def _attributes(path: str | int) -> list[str]:
     """Returns the names of extended attributes; [] on a system or filesystem without any."""
     try:
-        return os.listxattr(path, follow_symlinks=False) if hasattr(os, "listxattr") else []
+        return os.listxattr(path) if hasattr(os, "listxattr") else []
     except OSError as error:
         _raise_unless(error, _UNSUPPORTED)
         return []
@@ -323,68 +445,3 @@ def device(place: str) -> int:
             return os.stat(path).st_dev
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path)
-
-
-# ---- flow ------------------------------------------------------------------------------------------------------------
-# Flow: the bytes that this process copies and reads, counted on the fly, and the maximum rate of copying.
-
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-
-SLACK = 0.25
-"""Seconds of the rate that may be caught up at once: a sleep never has its exact length."""
-
-
-class Flow:
-    """Bytes of contents copied, and read for comparison, since the process began. Counted without a lock, for
-    monitoring: reports have the exact numbers. rate: bytes per second that all threads together may copy; None:
-    unlimited."""
-
-    def __init__(self) -> None:
-        self.copied = 0
-        self.read = 0
-        self.rate: float | None = None
-        self._lock = threading.Lock()
-        self._due = 0.0  # of the monotonic clock: when the bytes so far are due at the rate
-
-    def passed(self, size: int) -> None:
-        """Counts copied bytes, and waits until they are due at the rate."""
-        self.copied += size
-        if self.rate is not None:
-            self._wait(size, self.rate)
-
-    @contextmanager
-    def limited(self, rate: float | None) -> Iterator[None]:
-        """Limits copies of this process to a rate for the duration of a block; None: unchanged."""
-        before = self.rate
-        self.rate = before if rate is None else rate
-        try:
-            yield
-        finally:
-            self.rate = before
-
-    def _wait(self, size: int, rate: float) -> None:
-        with self._lock:
-            now = time.monotonic()
-            self._due = max(self._due, now - SLACK) + size / rate
-            wait = self._due - now
-        if wait > 0:
-            time.sleep(wait)
-
-
-FLOW = Flow()
-"""The flow of this process."""
-
-
-class Shared(Generic[Task, Result]):
-    """A function of a task, for other processes: each of `tasks` concurrent ones gets its share of this process's
-    rate."""
-
-    def __init__(self, function: Callable[[Task], Result], tasks: int) -> None:
-        self._function = function
-        self._rate = None if FLOW.rate is None else FLOW.rate / max(1, tasks)
-
-    def __call__(self, task: Task) -> Result:
-        with FLOW.limited(self._rate):
-            return self._function(task)

@@ -8,9 +8,10 @@ import contextlib
 import errno
 import hashlib
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -117,24 +118,28 @@ _KEPT = ("ContentType", "ContentEncoding", "ContentDisposition", "ContentLanguag
 
 @dataclass(frozen=True)
 class Original:
-    """An object to copy, as described by the store. etag: without its quotes."""
+    """An object to copy, as described by the store. etag: without its quotes. stored: the class and encryption that a
+    copy gets, empty for the bucket's own."""
 
     key: str
     size: int
     etag: str
     version: str | None
     about: Info
+    stored: Info = field(default_factory=dict)
 
     @property
     def source(self) -> dict[str, str]:
         return named(self.key) | ({"VersionId": self.version} if self.version else {})
 
 
-def original(filesystem: Any, key: str) -> Original:
-    """Returns the description of an object, by one request. Raises FileNotFoundError."""
+def original(filesystem: Any, key: str, *, stored: bool = False) -> Original:
+    """Returns the description of an object, by one request; with class and encryption if a copy shall be `stored` like
+    it. Raises FileNotFoundError."""
     found = info(filesystem, key)
     about = {name: found[name] for name in _KEPT if found.get(name)}
-    return Original(key, found["size"], found["ETag"].strip('"'), found.get("VersionId"), about)
+    how = _chosen(found, _STORED) if stored else {}
+    return Original(key, found["size"], found["ETag"].strip('"'), found.get("VersionId"), about, how)
 
 
 def copy(filesystem: Any, old: Original, target: str, note: str = "") -> bool:
@@ -142,7 +147,7 @@ def copy(filesystem: Any, old: Original, target: str, note: str = "") -> bool:
     Returns False when it was replaced, or does not exist any more. `note`: a key that ends with `NOTE`, by which
     `remove_left` finds the upload of a killed copy; not required where the target's own key identifies its owner."""
     if old.size <= WHOLE_COPY:
-        return copy_if(filesystem, old.key, target, old.etag, old.version)
+        return copy_if(filesystem, old.key, target, old.etag, old.version, old.stored)
     if not note:
         return _copy_parts(filesystem, old, target)
     filesystem.call_s3("put_object", **named(note), Body=target.encode())
@@ -159,7 +164,7 @@ def copy_like(filesystem: Any, source: str, target: str, like: str) -> list[str]
     """Copies an object with the metadata, storage class, encryption and tags of another. Returns those of them that
     this user may not read or give. Raises FileNotFoundError if one does not exist, or the source was replaced."""
     found, old = info(filesystem, like), original(filesystem, source)
-    about = {name: found[name] for name in (*_KEPT, *_STORED) if found.get(name)}
+    about = {**{name: found[name] for name in _KEPT if found.get(name)}, **_chosen(found, _STORED)}
     tags, lacking = _tags(filesystem, like)
     for tagging in [{"Tagging": tags}, {}] if tags else [{}]:
         try:
@@ -170,6 +175,26 @@ def copy_like(filesystem: Any, source: str, target: str, like: str) -> list[str]
             if not tagging:
                 raise
     return lacking
+
+
+def has_attributes(filesystem: Any, key: str) -> bool:
+    """Returns True if an object has metadata, a class, an encryption or tags that `copy_like` would carry, or tags that
+    this user may not read. Raises FileNotFoundError."""
+    found = info(filesystem, key)
+    return bool(_chosen(found, (*_KEPT, *_STORED))) or any(_tags(filesystem, key))
+
+
+_USUAL = {
+    "ContentType": ("binary/octet-stream", "application/octet-stream"),  # of S3, and of Hadoop's client
+    "StorageClass": ("STANDARD",),
+    "ServerSideEncryption": ("AES256",),
+}
+"""Attributes of an object whose writer chose none: S3's defaults, in place of which a bucket may have its own."""
+
+
+def _chosen(found: Info, names: Iterable[str]) -> Info:
+    """Returns those of an object's attributes that its writer chose."""
+    return {name: found[name] for name in names if found.get(name) and found[name] not in _USUAL.get(name, ())}
 
 
 def _copied_with(filesystem: Any, old: Original, target: str) -> bool:
@@ -204,7 +229,9 @@ def part_size(size: int) -> int:
 
 def _copy_parts(filesystem: Any, old: Original, target: str) -> bool:
     upload = named(target) | {
-        "UploadId": filesystem.call_s3("create_multipart_upload", **named(target), **old.about)["UploadId"]
+        "UploadId": filesystem.call_s3("create_multipart_upload", **named(target), **old.about, **old.stored)[
+            "UploadId"
+        ]
     }
     try:
         parts = _parts(filesystem, old, upload)
@@ -341,13 +368,18 @@ def heeds(filesystem: Any, probe: str) -> Heeds:
 
 
 def _takes_wrong_digest(filesystem: Any, key: str) -> bool:
-    try:
-        _asking_once(filesystem).call_s3("put_object", **named(key), Body=b"these", ContentMD5=md5_of(b"others"))
-    except OSError as error:
-        if code_of(error) in ("BadDigest", "InvalidDigest"):
-            return False
-        raise
-    return True
+    once = _asking_once(filesystem)
+    for pause in (0.1, 0.3, 1.0, 3.0, None):
+        try:
+            once.call_s3("put_object", **named(key), Body=b"these", ContentMD5=md5_of(b"others"))
+            return True
+        except OSError as error:
+            if code_of(error) in ("BadDigest", "InvalidDigest"):
+                return False
+            if error.errno != errno.EBUSY or pause is None:  # 503: the store is busy
+                raise
+            time.sleep(pause)
+    raise AssertionError
 
 
 def _asking_once(filesystem: Any) -> Any:

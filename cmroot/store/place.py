@@ -18,15 +18,16 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from cmroot.errors import Protected, UnknownPlace
-from cmroot.store.hdfs import SCHEMES, HdfsStore
-from cmroot.store.local import Child, Children, Lacking, LocalStore, Names, status_of
+from cmroot.errors import NotWritable, Protected, UnknownPlace
+from cmroot.store import local
+from cmroot.store.hdfs import ATTRIBUTES, SCHEMES, HdfsStore, carry_attributes
+from cmroot.store.local import LARGEST, Child, Children, Lacking, LocalStore, Names, copy_rights, status_of
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import (
     is_local,
@@ -53,6 +54,39 @@ def remote_store(place: str) -> FsspecStore:
     if scheme(place) == "arrow_hdfs":
         raise UnknownPlace(f"{place}: its driver cannot replace a file in one step", hint="write hdfs:// instead")
     return HdfsStore(place) if scheme(place) in SCHEMES else FsspecStore(place)
+
+
+def give_rights(source: str, target: str, names: Sequence[str] = ATTRIBUTES) -> str:
+    """Gives a file or directory the rights of the one that it replaces; names: those wanted on HDFS. Returns a text
+    that names those it cannot have, or "". Objects get theirs as they are copied (`copy_like`). May run twice."""
+    if is_local(source) and is_local(target):
+        return ", ".join(copy_rights(local_path(source), local_path(target)))
+    lacking = dict[str, str]()
+    carry_attributes(source, target, names, lacking)
+    return ", ".join(f"{name} ({why})" for name, why in lacking.items())
+
+
+def make_inheriting(directory: str, home: str = "") -> str:
+    """Creates a directory of a partition, unless it exists: on a disk see `local.make_inheriting`; on HDFS it gets the
+    mode of its table's directory `home`, if that exists, and by the NameNode the group and the default ACL of the one
+    above it. Returns what this user may not give. May run twice."""
+    if is_local(directory):
+        with naming(directory):
+            return local.make_inheriting(local_path(directory), local_path(home) if home and is_local(home) else "")
+    if home and {scheme(directory), scheme(home)} <= SCHEMES:
+        HdfsStore(directory).make_inheriting(directory, home)
+    return ""
+
+
+def inherit(directory: str, home: str) -> str:
+    """Gives an existing directory what `make_inheriting` gives to a new one. Returns what this user may not give."""
+    if is_local(directory) and is_local(home):
+        return local.inherit(local_path(directory), local_path(home))
+    try:
+        carry_attributes(home, directory, {"mode"})
+    except NotWritable as error:
+        return f"mode ({error.message})"
+    return ""
 
 
 # ---- place -----------------------------------------------------------------------------------------------------------
@@ -126,8 +160,10 @@ class Place:
 
     # Both stores have these methods, with complete paths. A missing file raises FileNotFoundError.
 
-    def read_bytes(self) -> bytes:
-        return self.store.read_bytes(self._path)
+    def read_bytes(self, most: int = LARGEST, *, follow: bool = False) -> bytes:
+        """Returns the content of a regular file. follow: it may be a link, as a file that a user names. Raises
+        FormatError for another kind of file, and for one of more than `most` bytes."""
+        return self.store.read_bytes(self._path, most, follow=follow)
 
     def write_bytes(self, data: bytes) -> None:
         """Publishes a file: readers see the old content or the new, never a part. Creates parents."""

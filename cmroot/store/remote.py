@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from cmroot.errors import NotWritable
 from cmroot.store import objects, s3
 from cmroot.store.drivers import AZURE, GCS, VARIABLE, filesystem_of
-from cmroot.store.local import Child, Children, Lacking, Names, staging_name
+from cmroot.store.local import LARGEST, Child, Children, Lacking, Names, staging_name, within
 from cmroot.store.objects import Heeds, child_of, heeds, is_aside, lists_trees, object_time_ns
 from cmroot.store.s3 import RENAMING, is_there, rename_onto_free, replace
 from cmroot.store.spelling import join, naming, normal, parent, scheme, split_authority
@@ -57,9 +57,10 @@ class FsspecStore:
         """The number of concurrent requests about single files in a process; 1: the driver handles only one."""
         return _ASKED_AT_ONCE if getattr(self.filesystem, "async_impl", False) else 1
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, most: int = LARGEST, *, follow: bool = False) -> bytes:
         with naming(path):
-            return cast(bytes, self.filesystem.cat_file(self.key(path)))
+            data = cast(bytes, self.filesystem.cat_file(self.key(path)))
+            return within(path, data, len(data), most)
 
     def write_bytes(self, path: str, data: bytes) -> None:
         with naming(path):
@@ -152,7 +153,8 @@ class FsspecStore:
             else:
                 self.filesystem.put_file(spool.name, self.key(path))
 
-    def open_new(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    def open_new(self, path: str, *, private: bool = False) -> contextlib.AbstractContextManager[BinaryIO]:
+        """See Place. private: on HDFS, only its owner may open it, until it gets other rights."""
         return self.open_write(path)
 
     def sweep(self, path: str, *, before: float, deep: bool) -> Names:
@@ -263,20 +265,26 @@ class FsspecStore:
                 self.copy(path, target, path + objects.NOTE)
                 objects.remove_own(self.filesystem, old)
             else:  # never fs.mv: it reads * ? [ ] in names as patterns
-                self.filesystem.cp_file(old, new)
+                self.copy(path, target)
                 self.filesystem.rm_file(old)
 
-    def copy(self, path: str, target: str, note: str = "") -> None:
-        """Copies by the server. Raises FileNotFoundError for a file that is missing, or was replaced concurrently.
-        `note`: a name of our own, ending with `objects.NOTE`, where the target's does not identify it as ours."""
+    def copy(self, path: str, target: str, note: str = "", *, stored: bool = False) -> None:
+        """Copies by the server. S3 copies only an object with the tag that was read before; for other stores the sizes
+        are compared. Raises FileNotFoundError for a file that is missing, or was replaced concurrently. `note`: a name
+        of our own, ending with `objects.NOTE`, where the target's does not identify it as ours. stored: True to keep
+        the storage class and the encryption, too."""
         with naming(target):
             old, new = self.key(path), self.key(target)
             if scheme(self.place) != "s3":
+                size = self.size(path)
                 self.filesystem.cp_file(old, new)
-                return
-            original = objects.original(self.filesystem, old)
-            if not objects.copy(self.filesystem, original, new, self.key(note) if note else ""):
-                raise FileNotFoundError(f"{path}: was replaced while it was copied")
+                if not (copied := self.size(target) == size):
+                    self.filesystem.rm_file(new)
+            else:
+                original = objects.original(self.filesystem, old, stored=stored)
+                copied = objects.copy(self.filesystem, original, new, self.key(note) if note else "")
+            if not copied:
+                raise FileNotFoundError(f"{path}: was replaced while it was copied, or its copy is not whole")
 
     def copy_like(self, path: str, target: str, like: str) -> Names:
         """Copies by the server, on S3 with the metadata, storage class, encryption and tags of the object `like`.
@@ -286,6 +294,14 @@ class FsspecStore:
             return []
         with naming(target):
             return objects.copy_like(self.filesystem, self.key(path), self.key(target), self.key(like))
+
+    def has_rights(self, path: str) -> bool:
+        """Returns True if a file has rights or attributes that a new one at its path would not get by itself. Raises
+        FileNotFoundError."""
+        if scheme(self.place) != "s3":
+            return self._renames
+        with naming(path):
+            return objects.has_attributes(self.filesystem, self.key(path))
 
     def remove_own(self, path: str) -> bool:
         """Like `remove`, for files that only this program writes; see Place."""

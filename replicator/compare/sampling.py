@@ -111,7 +111,7 @@ def write_memory(place: str, database: str, memory: VerifiedTables) -> None:
 
 
 def _file(place: str, database: str) -> str:
-    return join(place, f"{database}.parquet")
+    return join(place, f"{database.replace('/', '%2F')}.parquet")
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------------

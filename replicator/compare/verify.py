@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from cmroot.store.local import FLOW
+from cmroot.store.checksum import FLOW
 from replicator.captures.unlistable import server_objects
 from replicator.compare.both_sides import Comparison, Level
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files

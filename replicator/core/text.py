@@ -286,11 +286,14 @@ def _sign(escaped: str) -> str:
 
 
 _CREDENTIALS = re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@]*:[^\s@]*@[^\s']*")
+_QUERY = re.compile(r"(https?://[^\s?'\"]+\?)[^\s'\"]+", re.IGNORECASE)  # signatures, tokens
 
 
 def without_credentials(text: str) -> str:
-    """Returns the text, with URLs that contain user and password reduced to their scheme."""
-    return _CREDENTIALS.sub(r"\1***@...", text) if "@" in text else text
+    """Returns the text, with URLs that contain user and password reduced to their scheme, and without queries of
+    HTTP."""
+    text = _CREDENTIALS.sub(r"\1***@...", text) if "@" in text else text
+    return _QUERY.sub(r"\1...", text) if "?" in text else text
 
 
 # ---- queues of buckets -----------------------------------------------------------------------------------------------

@@ -18,9 +18,12 @@ from functools import lru_cache
 
 from cmroot.errors import Error
 from cmroot.keep.recycle import recycle_tree, refuse_link
+from cmroot.store.hdfs import SCHEMES
 from cmroot.store.listing import list_tree
 from cmroot.store.listings import OWN
+from cmroot.store.local import is_directory
 from cmroot.store.place import Place, is_local, is_within, join, local_path, located, normal, parent, resolved
+from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, is_shadow, mark_of
@@ -58,12 +61,14 @@ class SparedPlace:
 @dataclass(frozen=True)
 class Clearing:
     """A directory to clear, and the paths at or below it that remain. above: how many directories above it are removed
-    with it, as long as they are empty then. root: only of files that are in no partition, see `list_root`."""
+    with it, as long as they are empty then. root: only of files that are in no partition, see `list_root`. stays: the
+    directory itself is filled again, so it remains, with its rights and attributes."""
 
     directory: str
     kept: tuple[SparedPlace, ...] = ()
     above: int = 0
     root: bool = False
+    stays: bool = False
 
 
 def begins_partition(below: str, key: str) -> bool:
@@ -74,13 +79,22 @@ def begins_partition(below: str, key: str) -> bool:
 def clear(root: str, clearing: Clearing) -> int:
     """Clears a directory and returns how many files were moved to the `$cmroot` at `root`; 0 if the directory does not
     exist. Raises as `recycle_tree`."""
-    if not clearing.kept and not _holds_published(clearing.directory):
+    stays = clearing.stays and _is_directory(clearing.directory)
+    if not clearing.kept and not stays and not _holds_published(clearing.directory):
         return len(recycle_tree(root, clearing.directory))
     if is_local(clearing.directory):
         directory = local_path(clearing.directory)
         refuse_link(directory)
         return _clear_around(root, directory, {resolved(directory), os.path.normpath(directory)}, clearing.kept)
-    return sum(len(recycle_tree(root, place)) for place in _objects(clearing) if Place(place).exists())
+    return sum(len(recycle_tree(root, place)) for place in _objects(clearing))
+
+
+def _is_directory(place: str) -> bool:
+    """Returns True for a directory of a disk or HDFS; False for a table's single file, and on object stores."""
+    if is_local(place) or scheme(place) not in SCHEMES:
+        return is_local(place) and is_directory(local_path(place), follow=False)
+    there = Place(place).child()
+    return there is not None and there.is_directory
 
 
 def to_clear(clearing: Clearing) -> tuple[int, int]:
@@ -119,14 +133,18 @@ def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence
         if any(is_within(each.place, place) for each in kept for place in there):
             if is_tree:
                 count += _clear_around(root, entry.path, there, kept)
-        elif entry.is_symlink():
-            os.unlink(entry.path)  # as with the entire directory: the linked bytes belong to others
-        else:
+        elif is_tree or entry.is_file(follow_symlinks=False):
             count += len(recycle_tree(root, entry.path))
+        else:  # as with the entire directory: a link, whose bytes belong to others, or a pipe or socket without bytes
+            os.unlink(entry.path)
     return count
 
 
 def _objects(clearing: Clearing) -> Iterator[str]:
+    """Yields the paths to clear: files, or if only the directory itself remains, all that is in it."""
+    if clearing.stays and not clearing.kept and not _holds_published(clearing.directory):
+        yield from (each.path for each in Place(clearing.directory).children())
+        return
     real = resolved(clearing.directory)
     for name in Place(real).find():
         place = f"{real}/{name}"
@@ -418,7 +436,7 @@ class Neighbours:
 
 
 def is_link(place: str) -> bool:
-    """Returns True if a directory is a symbolic link; the links above it are part of its path."""
+    """Returns True if a directory or file is a symbolic link; the links above it are part of its path."""
     return is_local(place) and os.path.islink(local_path(place))
 
 

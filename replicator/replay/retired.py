@@ -52,7 +52,7 @@ _FORMAT, _VERSION = "replicator-superseded", 1
 class Retired(msgspec.Struct, frozen=True):
     """A directory of the target that was (or is about to be) replaced, with its table and partition; `successor`: the
     directory that has its unchanged files (empty: none); `stamped`: for directories abandoned by a table, only files
-    that a load has published are removed."""
+    that a load has published are removed; `root`: of a partitioned table, only files in none of its partitions."""
 
     directory: str
     db: str
@@ -60,6 +60,7 @@ class Retired(msgspec.Struct, frozen=True):
     partition: str = ""
     successor: str = ""
     stamped: bool = False
+    root: bool = False
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -234,15 +235,22 @@ REPORTED = 10  # directories that a warning names
 
 @dataclass
 class Stays:
-    """Remaining directories by table of the target: the first one with its reason, and the count. Thread-safe."""
+    """Remaining directories by table of the target: the first one with its reason, and the count; and rights that new
+    files and directories lack of those that they replaced, the first by table. Thread-safe."""
 
     found: dict[Name, tuple[str, str, int]] = field(default_factory=dict)
+    lacking: dict[Name, str] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def add(self, table: Name, place: str, why: str) -> None:
         with self._lock:
             first, reason, count = self.found.get(table, (place, why, 0))
             self.found[table] = first, reason, count + 1
+
+    def lack(self, table: Name, text: str) -> None:
+        """Adds a text about rights that a file or directory lacks."""
+        with self._lock:
+            self.lacking.setdefault(table, text)
 
     def add_held(self, held: Sequence[tuple[str, Holder]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
         """Adds held directories. whose: their former tables. Returns warnings for those that another replica of the
@@ -258,11 +266,12 @@ class Stays:
     def not_replicated(self, databases: Mapping[str, str]) -> list[NotReplicated]:
         """Returns the entries of all tables. databases: source name -> target name."""
         sources = {target: source for source, target in databases.items()}
-        named = []
-        for (db, table), (place, why, count) in self.found.items():
+        texts = {table: [text] for table, text in self.lacking.items()}
+        for table, (place, why, count) in self.found.items():
             more = f" and {count - 1:,} more directories" if count > 1 else ""
             text = f"files in {place}{more}, no longer at the source, remain on the target: {why}"
-            named.append(NotReplicated(f"{db}.{table}", text))
+            texts.setdefault(table, []).append(text)
+        named = [NotReplicated(".".join(table), "; ".join(some)) for table, some in texts.items()]
         return renamed(named, sources)
 
 

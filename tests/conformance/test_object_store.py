@@ -21,6 +21,7 @@ from cmroot.errors import LeaseHeld
 from cmroot.lease import Holder
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
+from cmroot.store.listing import file_state
 from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Table
@@ -86,8 +87,10 @@ def test_a_snapshot_on_s3_is_carried_by_the_store_and_what_it_replaced_is_kept_o
     for name in ("same", "replaced", "removed"):
         Place(f"{old}/{name}").write_bytes(name.encode())
     note_retired(root, "1", [Retired(old, "a", "log", successor=new)])
-    assert run_clone_task(CloneTask(root, [(old, new)])) == 3
-    assert run_clone_task(CloneTask(root, [(old, new)])) == 0  # again, after a kill
+    assert not run_clone_task(CloneTask(root, [(old, new)])) and len(Place(new).list()) == 3
+    identities = [file_state(f"{new}/{name}") for name in Place(new).list()]
+    assert not run_clone_task(CloneTask(root, [(old, new)]))  # again, after a kill
+    assert identities == [file_state(f"{new}/{name}") for name in Place(new).list()]
     roots = Roots(root, root)
     Place(f"{new}/replaced").write_bytes(b"another")
     assert remove_file(f"{new}/removed", roots, private=True)

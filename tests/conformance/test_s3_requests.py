@@ -20,12 +20,12 @@ from stores import s3_server
 
 import replicator
 from cmroot import pins
-from cmroot.errors import PinError, StorageUnreachable
-from cmroot.keep.content import locate
-from cmroot.keep.remote_files import keep_object
+from cmroot.errors import KeepError, PinError, StorageUnreachable
+from cmroot.keep.content import Kept, locate
+from cmroot.keep.remote_files import keep_and_check, keep_object
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
-from cmroot.store import remote
+from cmroot.store import objects, remote
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import Listing, list_tree
 from cmroot.store.listings import Listings, list_root
@@ -36,6 +36,7 @@ from replicator.lifecycle.purge.state import RunDirectory
 from replicator.lifecycle.removal.removal import LegalHold, add_hold
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.replay.apply import copying
 from replicator.replay.apply.copying import Placing, place_file
 from replicator.replay.apply.origins import Roots, Wanted
 from replicator.replay.apply.staging import AskingFence, Attempt
@@ -193,6 +194,111 @@ def test_of_an_object_that_became_far_larger_no_more_is_read_than_tells_it(proxy
     placed = place_file(Wanted(source, target, size, None, checksum, 1), how)
     assert placed.origin == "missing" and "holds other bytes (11 bytes" in placed.reason
     assert not Place(target).exists()
+
+
+def test_a_replaced_object_keeps_class_metadata_and_tags_and_one_without_costs_little(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    source, root = f"{BUCKET}/replacing/source", f"{BUCKET}/replacing-root"
+    create_or_open(root)
+    roots = Roots(str(tmp_path / "source"), root)
+    how = Placing(roots, Attempt(root, "attempt", AskingFence("", "note")), frozenset())
+    filesystem = FsspecStore(BUCKET).filesystem
+    special: dict[str, Any] = {
+        "StorageClass": "STANDARD_IA",
+        "Metadata": {"team": "risk"},
+        "Tagging": "cost=lake&a=%2B",
+    }
+
+    def place(name: str, data: bytes) -> dict[str, int]:
+        Place(source).write_bytes(data)
+        checksum, size = checksum_at(source)
+        wanted = Wanted(source, f"{BUCKET}/replacing/{name}", size, None, checksum, 1)
+        proxy.taken()
+        placed, requests = place_file(wanted, how), proxy.taken()
+        assert (placed.origin, placed.lacking) == ("source", "")
+        assert Place(wanted.target).read_bytes() == data
+        return requests
+
+    place("any", b"tries the store")
+    new = place("plain", b"new")
+    filesystem.call_s3("put_object", Bucket="counted", Key="replacing/own", Body=b"old", **special)
+    old, _ = checksum_at(f"{BUCKET}/replacing/own")
+    place("own", b"other")
+    assert new == {"HEAD": 1, "GET": 1, "PUT": 1}
+    assert Place(locate(root, old, 3)).read_bytes() == b"old"
+
+    found = filesystem.call_s3("head_object", Bucket="counted", Key="replacing/own")
+    tags = filesystem.call_s3("get_object_tagging", Bucket="counted", Key="replacing/own")["TagSet"]
+    assert (found["StorageClass"], found["Metadata"]) == ("STANDARD_IA", {"team": "risk"})
+    assert sorted((each["Key"], each["Value"]) for each in tags) == [("a", "+"), ("cost", "lake")]
+    assert Place(f"{BUCKET}/replacing").list() == ["any", "own", "plain", "source"]
+
+
+@pytest.mark.parametrize("whole", [objects.WHOLE_COPY, 0], ids=["one request", "parts"])
+def test_a_copy_of_an_object_with_the_encryption_of_s3_gets_that_of_its_bucket(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, whole: int
+) -> None:
+    monkeypatch.setattr(objects, "WHOLE_COPY", whole)
+    filesystem, bucket = FsspecStore(BUCKET).filesystem, unique("encrypted").replace("_", "-")
+    filesystem.mkdir(bucket)
+    filesystem.call_s3("put_object", Bucket=bucket, Key="old", Body=b"old", ServerSideEncryption="AES256")
+    usual = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": "key-of-the-bucket"}
+    rules = {"Rules": [{"ApplyServerSideEncryptionByDefault": usual}]}
+    filesystem.call_s3("put_bucket_encryption", Bucket=bucket, ServerSideEncryptionConfiguration=rules)
+    old = objects.original(filesystem, f"{bucket}/old", stored=True)
+    assert objects.copy(filesystem, old, f"{bucket}/carried")
+    assert not objects.copy_like(filesystem, f"{bucket}/old", f"{bucket}/replaced", f"{bucket}/old")
+    for key in ("carried", "replaced"):
+        found = filesystem.call_s3("head_object", Bucket=bucket, Key=key)
+        assert (found["ServerSideEncryption"], found["SSEKMSKeyId"]) == ("aws:kms", "key-of-the-bucket")
+
+
+@pytest.fixture
+def replacing(proxy: Proxy, tmp_path: Path) -> tuple[Wanted, Placing]:
+    """An object with tags, and the one that replaces it."""
+    top = f"{BUCKET}/{unique('between')}"
+    source, target, root = f"{top}/source", f"{top}/own", create_or_open(f"{top}-root").place
+    Place(source).write_bytes(b"new")
+    key = target.removeprefix(f"{BUCKET}/")
+    call = FsspecStore(BUCKET).filesystem.call_s3
+    call("put_object", Bucket="counted", Key=key, Body=b"old", Tagging="cost=lake")
+    checksum, size = checksum_at(source)
+    how = Placing(Roots(str(tmp_path / "source"), root), Attempt(root, "attempt", AskingFence("", "note")), frozenset())
+    return Wanted(source, target, size, None, checksum, 1), how
+
+
+def test_an_object_put_between_keeping_and_replacing_is_not_lost(
+    replacing: tuple[Wanted, Placing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, how = replacing
+
+    def keep(root: str, path: str) -> Kept:
+        kept = keep_and_check(root, path)
+        Place(path).write_bytes(b"of another writer")
+        return kept
+
+    monkeypatch.setattr(copying, "keep_and_check", keep)
+    with pytest.raises(KeepError, match="changed"):
+        place_file(wanted, how)
+    assert Place(wanted.target).read_bytes() == b"of another writer"
+    assert Place(wanted.target).parent.list() == ["own", "source"]
+
+
+def test_an_object_that_another_attempt_takes_away_is_no_missing_file(
+    replacing: tuple[Wanted, Placing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, how = replacing
+
+    def keep(root: str, path: str) -> Kept:
+        kept = keep_and_check(root, path)
+        Place(path).remove()
+        return kept
+
+    monkeypatch.setattr(copying, "keep_and_check", keep)
+    assert place_file(wanted, how).origin == "source"
+    assert Place(wanted.target).read_bytes() == b"new"
+    assert Place(wanted.target).parent.list() == ["own", "source"]
 
 
 def test_an_object_is_kept_by_the_server_as_it_was_read(proxy: Proxy) -> None:

@@ -21,6 +21,7 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs_checksums import ask
 from cmroot.store.listing import file_state
 from cmroot.store.place import Place, join, parent
+from replicator.replay.neighbours import Clearing, clear
 
 pytestmark = pytest.mark.hdfs
 
@@ -116,6 +117,17 @@ def test_no_bytes_are_written_and_what_is_kept_is_young(ground: Ground, hdfs: Cl
     ground.check(set(CONTENT))
     assert len(ground.kept()) == len(CONTENT) and kept.mtime_ns == 10**9
     assert file_state(locate(ground.root, kept.checksum, kept.size)).mtime_ns >= filed > 10**9
+
+
+def test_a_directory_that_stays_is_emptied_without_a_question_about_each_entry(ground: Ground, hdfs: Cluster) -> None:
+    """Its listing has named them."""
+    ground.lay()
+    before = len(hdfs.audit.read_text().splitlines())
+    assert clear(ground.root, Clearing(ground.table, stays=True)) == len(CONTENT)
+    asked = [line for line in hdfs.audit.read_text().splitlines()[before:] if "cmd=getfileinfo" in line]
+    assert not [line for line in asked if f"src={path_of(ground.table)}/" in line]
+    ground.check(set(CONTENT))
+    assert Place(ground.table).children() == []
 
 
 def test_a_file_that_is_being_written_is_taken_from_its_writer(ground: Ground, hdfs: Cluster) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.store import local
-from cmroot.store.checksum import checksum_file, copy_file, copy_stream
-from cmroot.store.local import FLOW, SLACK
+from cmroot.store import checksum
+from cmroot.store.checksum import FLOW, SLACK, checksum_file, copy_file, copy_stream
 from replicator.replay.apply.copying import Placing, place_file
 from replicator.replay.apply.origins import Roots, Wanted
 from replicator.replay.apply.staging import AskingFence, Attempt
@@ -41,7 +40,7 @@ class Stopped:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Stopped:
     """Of the flow of this process's copies."""
     stopped = Stopped()
-    monkeypatch.setattr(local, "time", stopped)
+    monkeypatch.setattr(checksum, "time", stopped)
     return stopped
 
 

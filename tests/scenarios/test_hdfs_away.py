@@ -12,6 +12,7 @@ from lab import Lab
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 
+from cmroot.store.place import Place, give_rights, make_inheriting
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.hdfs
 @pytest.fixture(scope="module")
 def own(hdfs: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A filesystem that tests may take away; `hdfs` says whether there can be one."""
-    with running_hdfs(tmp_path_factory.mktemp("own")) as cluster:
+    with running_hdfs(tmp_path_factory.mktemp("own"), **{"dfs.namenode.acls.enabled": "false"}) as cluster:
         yield cluster
 
 
@@ -42,6 +43,19 @@ def loaded(both: Running, own: Cluster) -> Lab:
     assert load(found).code == 0
     found.source.write("t", {"g": "2\ttwo\n"})
     return found
+
+
+def test_without_acls_a_file_gets_the_rights_that_there_are(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none is reported as lacking: its NameNode has them switched off."""
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(own.conf))
+    old, new = f"{own.url}/rights/old", f"{own.url}/rights/new"
+    for each in (old, new):
+        Place(each).write_bytes(b"bytes")
+    own.run("org.apache.hadoop.fs.FsShell", "-chmod", "640", old)
+    assert not give_rights(old, new)
+    assert "-rw-r-----" in own.run("org.apache.hadoop.fs.FsShell", "-ls", new)
+    make_inheriting(f"{own.url}/rights/made", f"{own.url}/rights")
+    assert Place(f"{own.url}/rights/made").exists()
 
 
 def renamed(found: Lab) -> tuple[str, str]:

@@ -28,7 +28,8 @@ from waiting import pause
 from cmroot.root import create_or_open, open_existing
 from cmroot.store.hdfs import HdfsStore
 from replicator.lifecycle.purge.backup_actions import restore_backup
-from replicator.lifecycle.purge.certify import Certificate, Replica
+from replicator.lifecycle.purge.certificate_file import Certificate
+from replicator.lifecycle.purge.certify import Replica
 from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions
 from replicator.lifecycle.purge.rewrite import rewrite_task
 from replicator.metastore.embedded.running import Running

@@ -18,7 +18,7 @@ from cmroot.errors import KeepError, NotWritable, StorageUnreachable
 from cmroot.keep.hdfs_keepers import NativeKeeper
 from cmroot.keep.recycle import recycle_tree
 from cmroot.root import create_or_open
-from cmroot.store.hdfs import in_zone
+from cmroot.store.hdfs_checksums import in_zone
 from cmroot.store.place import Place
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

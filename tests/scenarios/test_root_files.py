@@ -13,6 +13,7 @@ from gateways import guarded
 from lab import Lab
 from plain_tables import KEYS
 
+from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
 
 
@@ -138,6 +139,57 @@ def test_at_another_location_a_table_has_other_files(pair: Lab) -> None:
     assert dumped.code == loaded.code == 0, (dumped, loaded)
     assert (pair.target.home / "moved/_NEW").exists()
     assert verify(pair).code == 0, verify(pair)
+    assert sorted(path.name for path in (pair.target.home / "t").rglob("*") if path.is_file()) == ["f", "f"]
+    kept = [path.read_text() for path in (pair.target_cmroot / "files").rglob("*") if path.is_file()]
+    assert "of all partitions\n" in kept
+
+
+def relocate(pair: Lab, name: str = "t") -> Answer:
+    """Points the table at another directory, and loads that."""
+    pair.source.write("moved", {"_NEW": ""})
+    table = pair.source.metastore.table(pair.name, name)
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"file:{pair.source.home / 'moved'}")
+    pair.source.metastore.alter_table(pair.name, name, msgspec.structs.replace(table, storage=storage))
+    assert pair.dump(since=pair.last).code == 0
+    return pair.load()
+
+
+def test_a_linked_directory_that_a_table_leaves_keeps_its_files(pair: Lab) -> None:
+    pair.bootstrap()
+    home, disk = pair.target.home / "t", pair.here / "disk"
+    home.rename(disk)
+    home.symlink_to(disk)
+    loaded = relocate(pair)
+    assert loaded.code == 3 and "symbolic link" in str(loaded.output["not_replicated"]), loaded
+    assert sorted(path.name for path in disk.iterdir() if path.is_file()) == ["_SUCCESS", "notes.txt"]
+
+
+def test_a_link_in_a_directory_that_a_table_leaves_is_named_once(pair: Lab) -> None:
+    pair.bootstrap()
+    aside = pair.here / "aside"
+    aside.write_text("of another owner\n")
+    link = pair.target.home / "t" / "link"
+    link.symlink_to(aside)
+    loaded = relocate(pair)
+    assert loaded.code == 3, loaded
+    assert "1 file not published by a load" in str(loaded.output["not_replicated"])
+    assert link.is_symlink() and aside.read_text() == "of another owner\n"
+    assert not (pair.target.home / "t/notes.txt").exists()
+    pair.catch_up()
+
+
+def test_an_empty_directory_that_a_table_leaves_stays_if_another_table_has_it(pair: Lab) -> None:
+    db, replica = pair.source, pair.target.metastore
+    db.table("t2", partition_keys=KEYS)
+    pair.bootstrap()
+    there = replica.table(pair.name, "t2")
+    other = msgspec.structs.replace(there, name="other", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"})
+    replica.create_table(other)
+    loaded = relocate(pair, "t2")
+    assert loaded.code == 0, loaded
+    assert (pair.target.home / "t2").is_dir()
+    replica.drop_table(pair.name, "other")
 
 
 def test_what_the_source_dropped_comes_from_its_root(pair: Lab) -> None:

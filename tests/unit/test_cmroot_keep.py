@@ -373,6 +373,20 @@ def test_recycling_leaves_what_links_lead_to(local_root: str, tmp_path: Path) ->
     assert not (tmp_path / "t").exists() and (tmp_path / "outside/f").read_bytes() == b"1"
 
 
+def test_a_pipe_or_socket_is_removed_and_never_opened(local_root: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert recycle_tree(local_root, str(pipe)) == [] and not pipe.exists()
+    os.mkfifo(pipe)
+    with pytest.raises(KeepError, match="pipe, socket or device"):
+        recycle(local_root, str(pipe))
+    assert not pipe.exists() and os.listdir(join(local_root, "incoming")) == []
+    entry = Path(local_root, "incoming", "recycle-1-abc")  # of an older release, which waits for its writer
+    os.mkfifo(entry)
+    Path(f"{entry}.origin").symlink_to(pipe)
+    assert sweep_incoming(local_root).finished == [] and os.listdir(join(local_root, "incoming")) == []
+
+
 def test_a_link_in_place_of_a_directory_is_not_followed(local_root: str, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/f").write_bytes(b"1")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
 import signal
 import stat
+import struct
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import CEILING
@@ -21,7 +25,20 @@ from waiting import CEILING
 from cmroot.errors import Error, NoSpace, NotWritable, StorageUnreachable, UnknownPlace
 from cmroot.root import create_or_open
 from cmroot.store.local import LocalStore, same_device
-from cmroot.store.place import Place, is_local, join, local_path, name_of, normal, parent, scheme
+from cmroot.store.place import (
+    Place,
+    give_rights,
+    inherit,
+    is_local,
+    join,
+    local_path,
+    make_inheriting,
+    name_of,
+    normal,
+    parent,
+    remote_store,
+    scheme,
+)
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import STAGING
 
@@ -483,3 +500,113 @@ def test_a_store_without_its_driver_names_the_extra(
     with pytest.raises(UnknownPlace) as refused:
         Place(f"{protocol}://a-box-without-driver-{protocol}/a").read_bytes()
     assert f"'replicator[{extra}]'" in refused.value.hint
+
+
+def test_rights_make_no_program_of_root_and_go_through_no_link(tmp_path: Path) -> None:
+    program, link, made, victim = (tmp_path / name for name in ("program", "link", "made", "victim"))
+    for each in (program, made, victim):
+        each.write_text("bytes")
+    program.chmod(0o6755)
+    link.symlink_to(program)
+    assert not give_rights(str(link), str(made))
+    assert made.stat().st_mode & 0o7777 == 0o755
+    victim.chmod(0o600)
+    made.unlink()
+    made.symlink_to(victim)  # in place of the file that was copied
+    with pytest.raises(OSError, match="symbolic links"):
+        give_rights(str(link), str(made))
+    (tmp_path / "above").mkdir(mode=0o700)
+    (tmp_path / "table").mkdir(mode=0o777)
+    (tmp_path / "part").symlink_to(tmp_path / "above")
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        inherit(str(tmp_path / "part"), str(tmp_path / "table"))
+    assert victim.stat().st_mode & 0o777 == 0o600 and (tmp_path / "above").stat().st_mode & 0o777 == 0o700
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """(tag, bits, id) of linux/posix_acl_xattr.h; a missing id is -1."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+
+
+USER, NAMED, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+
+
+@pytest.fixture
+def with_acls(tmp_path: Path) -> Path:
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", acl((USER, 7, -1), (GROUP, 5, -1), (OTHER, 0, -1)))
+        os.removexattr(tmp_path, "system.posix_acl_default")
+    except OSError:
+        pytest.skip("a filesystem without ACLs")
+    return tmp_path
+
+
+def test_a_new_file_has_no_acl_that_the_replaced_one_had_not(with_acls: Path) -> None:
+    old, new = with_acls / "old", with_acls / "new"
+    old.write_text("")
+    old.chmod(0o600)
+    named = acl((USER, 7, -1), (NAMED, 7, 4711), (GROUP, 5, -1), (MASK, 7, -1), (OTHER, 0, -1))
+    os.setxattr(with_acls, "system.posix_acl_default", named)
+    new.write_text("")
+    assert "system.posix_acl_access" in os.listxattr(new)
+    assert not give_rights(str(old), str(new))
+    assert not os.listxattr(new) and new.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_new_directory_is_open_to_no_more_users_than_its_table(with_acls: Path) -> None:
+    table = with_acls / "table"
+    table.mkdir()
+    table.chmod(0o750)
+    group_less = acl((USER, 7, -1), (NAMED, 7, 4711), (GROUP, 0, -1), (MASK, 7, -1), (OTHER, 0, -1))
+    os.setxattr(table, "system.posix_acl_access", group_less)  # whose mode is 0770
+    make_inheriting(str(table / "a"), str(table))
+    assert (table / "a").stat().st_mode & 0o7777 == 0o700
+    os.removexattr(table, "system.posix_acl_access")
+    table.chmod(0o2755)
+    os.setxattr(table, "system.posix_acl_default", acl((USER, 7, -1), (GROUP, 0, -1), (OTHER, 0, -1)))
+    make_inheriting(str(table / "b" / "c"), str(table))
+    assert (table / "b").stat().st_mode & 0o7777 == 0o2700 == (table / "b" / "c").stat().st_mode & 0o7777
+
+
+def test_the_group_bit_of_directories_is_inherited_below(tmp_path: Path) -> None:
+    table, above = tmp_path / "table", tmp_path / "above"
+    table.mkdir()
+    table.chmod(0o750)
+    above.mkdir()
+    os.chown(above, -1, 4711)
+    above.chmod(0o2770)
+    make_inheriting(str(above / "x" / "y"), str(table))
+    make_inheriting(str(above / "x"), str(table))
+    inherit(str(above / "x"), str(table))
+    assert (above / "x").stat().st_gid == 4711 and (above / "x").stat().st_mode & 0o2000
+
+
+def test_what_gets_no_group_is_open_to_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for each in (old, new):
+        each.write_text("")
+    os.chown(old, -1, 4711)
+    old.chmod(0o640)
+
+    def refused(handle: int, owner: int, group: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refused)  # as for any user but root
+    assert give_rights(str(old), str(new)) == "group 4711"
+    assert new.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_copy_by_a_store_that_is_not_whole_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a store that answers before it has copied."""
+    copy, place, new = MemoryFileSystem.cp_file, Place("memory://copies/old"), Place("memory://copies/new")
+
+    def cut_short(filesystem: Any, old: str, new: str) -> None:
+        copy(filesystem, old, new)
+        filesystem.pipe_file(new, b"")
+
+    place.write_bytes(b"bytes")
+    monkeypatch.setattr(MemoryFileSystem, "cp_file", cut_short)
+    for act in (lambda: remote_store(place.text).copy(place.text, new.text), lambda: place.move(new)):
+        with pytest.raises(FileNotFoundError):
+            act()
+        assert place.read_bytes() == b"bytes" and not new.exists()

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cmroot.store.checksum import copy_file
-from cmroot.store.local import FLOW, SLACK
+from cmroot.store.checksum import FLOW, SLACK, copy_file
 from replicator.core.engine import Engine, LocalEngine
 from replicator.core.grouping import cut
 from replicator.core.spark import SparkEngine

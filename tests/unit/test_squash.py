@@ -696,7 +696,7 @@ class History:
 class ModelWork(Work):
     """A load on the model's files."""
 
-    def recycle(self, directories: Any, leaving: Leaving) -> None:
+    def recycle(self, directories: Any, leaving: Leaving, staying: Any = ()) -> None:
         for each in self.neighbours.free(directories, leaving).clearings:
             self.target._change()  # type: ignore[attr-defined]
             self.target.delete(each.directory, each.kept)  # type: ignore[attr-defined]
@@ -705,7 +705,7 @@ class ModelWork(Work):
 class ModelPreparation(Preparation):
     """The same."""
 
-    def _carry(self, pairs: Sequence[tuple[str, str]], *, of_roots: bool = False) -> None:
+    def _carry(self, name: Any, pairs: Sequence[tuple[str, str]], *, of_roots: bool = False) -> None:
         target: Any = self._work.target
         for old, new in pairs:
             for path, text in (target.in_root(old) if of_roots else target.below(old)).items():
@@ -806,7 +806,7 @@ thorough = settings(max_examples=150, deadline=None, suppress_health_check=list(
 @pytest.fixture(autouse=True)
 def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     """The committer's own steps outside the metastore; the model has no directories."""
-    monkeypatch.setattr(committing, "make_directory", lambda location: None)
+    monkeypatch.setattr(committing, "make_directory", lambda *places: "")
     monkeypatch.setattr(preparing, "exists", lambda location: True)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import time as clocks
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import msgspec
 
-from cmroot.store.place import Place, normal, remove_if_empty
+from cmroot.store.place import Place, join, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.dumps.rows import after_load, reached
 from replicator.core.grouping import batched
@@ -21,11 +21,11 @@ from replicator.core.not_replicated import PROPERTY, NotReplicated, from_propert
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events.scope import Patterns
-from replicator.replay.apply.origins import KeyedExecutor
+from replicator.replay.apply.origins import KeyedExecutor, is_one_file, make_directory
 from replicator.replay.apply.staging import CLAIM
 from replicator.replay.apply.table_details import set_statistics
-from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
-from replicator.replay.placement import NamedPath, named_paths, noted_like, with_seen
+from replicator.replay.apply.work import Changed, Work
+from replicator.replay.placement import NamedPath, lies_by_name, named_paths, noted_like, with_seen
 from replicator.replay.plan import TablePlan, at_place
 from replicator.replay.replica import (
     LEFT_OUT,
@@ -174,7 +174,7 @@ class Commit:
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
         served = as_served(lacking(step.table, there)[0], there)
         if unmarked or comparable_table(there) != comparable_table(served):
-            if not step.table.is_partitioned and not step.table.is_view:
+            if not step.table.is_view:
                 self._work.leave(step, [("", there.location, step.table.location)])
             wanted = msgspec.structs.replace(served, create_time=there.create_time)
             self._work.target.alter_table(*step.name, noted_like(wanted, there))
@@ -237,6 +237,7 @@ class Commit:
             place = step.place_of_partition(name, there[name].location if name in there else None)
             if place is not None:
                 wanted[name] = at_place(each, place)
+        self._remove_emptied(step, wanted)
         if self._work.plan.by_difference is not None:  # those of an increment were removed before the copy
             self._work.leave(step, ((name, each.location, wanted[name].location) for name, each in there.items()))
         self._work.note_places(step, wanted.items())
@@ -249,13 +250,25 @@ class Commit:
         if added:
             for partition in added:
                 if partition.location and not step.shared:
-                    make_directory(partition.location)
+                    home = step.table.location if step.table and step.table.location else ""
+                    if lacking_rights := make_directory(partition.location, home):
+                        text = f"{partition.location} lacks {lacking_rights} of its table's directory"
+                        self._work.plan.stays.lack(step.name, text)
             self._work.target.add_partitions(db, table, added)
             # The server adds file statistics to partitions that have none; the source has none.
             altered += [each for each in added if "totalSize" not in each.parameters]
         for batch in batched(altered, PARTITION_BATCH):
             self._work.target.alter_partitions(db, table, batch)
         self._work.changed.count(len(added) + sum(1 for each in altered if each not in added))
+
+    def _remove_emptied(self, step: TablePlan, partitions: Mapping[str, Partition]) -> None:
+        """Removes directories that remained for partitions which were created elsewhere again (`Goings.fills`)."""
+        for name, partition in partitions.items():
+            fate = step.lineage.partitions.get(name)
+            if fate is not None and fate.complete and step.exists and step.table and partition.location:
+                home = step.table.location
+                if home and not step.shared and not lies_by_name(step.table, name, partition.location):
+                    remove_if_empty(join(home, name))
 
     def flip(self) -> None:
         """Switches the location of partitions whose files have changed, but that no record has altered."""

@@ -50,7 +50,7 @@ from replicator.replay.apply.copying import (
     threads_of,
 )
 from replicator.replay.apply.named_places import Naming, translated_file
-from replicator.replay.apply.origins import Roots, Wanted
+from replicator.replay.apply.origins import Directories, Roots, Wanted, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
 from replicator.replay.plan import EntryKey, FileRules
 
@@ -112,9 +112,10 @@ class CopyTask:
 @dataclass
 class CopyReport(CopyCounts):
     """The result of a task. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`: parts of the
-    dump with files of Delta logs, which remain to be published; `foreign`: commits on the target by other writers;
+    dump with files of Delta logs, which remain to be published; `lacking`: rights of replaced files that new ones lack,
+    one text for each table of the target; `foreign`: commits on the target by other writers;
     `naming`: copied files that name places of the source, at most MISSING_SHOWN, more are counted. files_seen,
-    bytes_seen: all files that the task has processed."""
+    bytes_seen: all files that the task has processed. copies: by comparison, files and bytes to copy by directory."""
 
     files_removed: int = 0
     files_seen: int = 0
@@ -125,6 +126,13 @@ class CopyReport(CopyCounts):
     foreign: list[str] = field(default_factory=list)
     naming_count: int = 0
     naming: list[Naming] = field(default_factory=list)
+    lacking: dict[tuple[str, str], str] = field(default_factory=dict)
+    copies: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def note_copy(self, directory: str, files: int, size: int) -> None:
+        """Counts files to copy into a directory of the target."""
+        before = self.copies.get(directory, (0, 0))
+        self.copies[directory] = before[0] + files, before[1] + size
 
     def add(self, other: CopyReport) -> None:
         self.count(other)
@@ -136,6 +144,9 @@ class CopyReport(CopyCounts):
         self.logs |= other.logs
         self.naming_count += other.naming_count
         self.naming = (self.naming + other.naming)[:MISSING_SHOWN]
+        self.lacking |= other.lacking
+        for directory, (files, size) in other.copies.items():
+            self.note_copy(directory, files, size)
 
 
 def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
@@ -172,11 +183,17 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
                 placed = compare_file(file, task.roots, reread=task.reread)
             else:
                 placed = place_file(file, how)
+            copied = done.files_copied
             count(done, file, placed)
+            if task.purpose == COMPARE and done.files_copied > copied:
+                done.note_copy(parent(file.target), 1, file.size or 0)
+            if placed.lacking:
+                done.lacking |= lacking_of(file.target, placed.lacking, homes, task.rules)
         return done
 
     with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY), fence) as attempt:
-        how = Placing(task.roots, attempt, kept, task.reread, task.private, task.preserve)
+        make = Directories(homes, task.rules, report.lacking).make
+        how = Placing(task.roots, attempt, kept, task.reread, task.private, task.preserve, make)
         _share_out(mine, lambda files: work(files, how), report)
         for source, target in {(parent(file.source), parent(file.target)) for file in mine if task.preserve}:
             attempt.check()
@@ -372,23 +389,26 @@ class LogReport:
 def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
     """Publishes the logs of a task's tables, each in order, up to the first file that is not available. May run
     twice."""
-    report, kept = LogReport(), kept_prefixes(task.roots.target)
-    files = _logs(task)
+    report, kept, homes = LogReport(), kept_prefixes(task.roots.target), dict[str, EntryKey]()
+    files = _logs(task, homes)
     with noted(task.roots.target, (file.target for file in files), fence) as attempt:
         for _, log in groupby(files, key=lambda file: log_of(file.target)):
             some = list(log)
             report.foreign += [] if task.over else [file.target for file in some if is_foreign(file, task.roots)]
             if not report.foreign:
-                _publish(some, Placing(task.roots, attempt, kept, task.reread, task.private), report.copied)
+                make = Directories(homes, task.rules, report.copied.lacking).make
+                how = Placing(task.roots, attempt, kept, task.reread, task.private, make=make)
+                for file, placed in _publish(some, how, report.copied):
+                    report.copied.lacking |= lacking_of(file.target, placed.lacking, homes, task.rules)
     return report
 
 
-def _logs(task: LogTask) -> list[Wanted]:
-    """Returns this share's log files, by table, and in order."""
+def _logs(task: LogTask, homes: dict[str, EntryKey]) -> list[Wanted]:
+    """Returns this share's log files, by table, and in order. homes: see `fold_entries`."""
     tables = (
         table.filter(pc.match_substring(table["path"].cast("string"), f"{LOG}/")) for table in entries(task.parts)
     )
-    wanted, _ = fold_entries(tables, task.rules)
+    wanted, _ = fold_entries(tables, task.rules, homes=homes)
     logs = (file for file in wanted if is_log(file.target))
     mine = (file for file in logs if _digest(log_of(file.target)) % task.shares == task.share)
     return sorted(mine, key=lambda file: (log_of(file.target), rank(file.target) or (0, 0), file.target))
@@ -398,8 +418,9 @@ def _digest(place: str) -> int:
     return xxhash.xxh3_64_intdigest(os.fsencode(place))
 
 
-def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> None:
-    broken = ""
+def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> list[tuple[Wanted, Placed]]:
+    """Publishes files in order. Returns those that lack rights of the files that they replaced."""
+    broken, lacking = "", list[tuple[Wanted, Placed]]()
     for file in files:
         if broken:
             count(report, file, Placed("missing", reason=f"{broken}, which precedes it, is missing"))
@@ -409,6 +430,9 @@ def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> None:
         broken = file.target if placed.origin == "missing" else ""
         if rank(file.target) == (LAST, 0) and not broken and not _leads_somewhere(file.target):
             remove_file(file.target, how.roots, private=how.private)
+        if placed.lacking:
+            lacking.append((file, placed))
+    return lacking
 
 
 def _leads_somewhere(place: str) -> bool:

@@ -19,12 +19,15 @@ from typing import BinaryIO
 
 import msgspec
 
+from cmroot.errors import KeepError
 from cmroot.keep.content import ATTEMPTS, is_kept, locate
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.recycle import recycle
+from cmroot.keep.remote_files import keep_and_check, refuse_changed
 from cmroot.keep.versions import version_size
 from cmroot.store.checksum import (
     BUFFER_SIZE,
+    FLOW,
     checksum_at,
     checksum_descriptor,
     checksum_file,
@@ -32,11 +35,20 @@ from cmroot.store.checksum import (
     copy_between,
     copy_stream,
 )
-from cmroot.store.hdfs import carry_attributes
-from cmroot.store.local import FLOW
-from cmroot.store.place import Place, is_local, local_path, located, remote_store
+from cmroot.store.hdfs import BY_RPC, SCHEMES, carry_attributes, gives_mode
+from cmroot.store.place import (
+    Place,
+    give_rights,
+    is_local,
+    local_path,
+    located,
+    make_inheriting,
+    parent,
+    refuse_root,
+    remote_store,
+)
 from cmroot.store.s3 import WHOLE
-from cmroot.store.spelling import raise_named
+from cmroot.store.spelling import raise_named, scheme
 from replicator.replay.apply.origins import Origin, Roots, Wanted, origins
 from replicator.replay.apply.staging import Attempt, given_up, is_published, is_stamped, stamp
 
@@ -49,11 +61,12 @@ FILE_COST = 256 * 1024  # a file's fixed cost, as the bytes that could be copied
 class Placed(msgspec.Struct, frozen=True, gc=False):
     """The source of a wanted file: `origin` is present (existed already), target (from the target's own `$cmroot`),
     source, cmroot (from there, or a version of the source's bucket), dump (from its own data), or missing, with the
-    reason."""
+    reason. lacking: rights of the replaced file that the new one does not have."""
 
     origin: str
     size: int = 0
     reason: str = ""
+    lacking: str = ""
 
 
 def kept_prefixes(root: str) -> frozenset[str]:
@@ -66,7 +79,7 @@ def kept_prefixes(root: str) -> frozenset[str]:
 class Placing:
     """The way to place the files of a task. `kept`: prefixes for which the target's `$cmroot` is queried before the
     source; for others it is queried last. `reread`: files that seem right are read, as their bytes may have rotted.
-    `private`, `preserve`: see CopyTask."""
+    `private`, `preserve`: see CopyTask. `make`: creates the directory of a new file."""
 
     roots: Roots
     attempt: Attempt
@@ -74,6 +87,7 @@ class Placing:
     reread: bool = False
     private: bool = False
     preserve: Collection[str] = ()
+    make: Callable[[str], object] = make_inheriting
 
 
 def place_file(wanted: Wanted, how: Placing) -> Placed:
@@ -175,19 +189,20 @@ def _place_local(target: str, wanted: Wanted, checksum: str, size: int, how: Pla
     for origin in origins(wanted, checksum, size, how.roots, how.kept):
         staging = how.attempt.staging(directory)
         try:
-            descriptor, found = _copy(origin, staging, wanted.mtime_ns)
+            descriptor, found = _copy(origin, staging, wanted.mtime_ns, how.make, there is not None)
         except FileNotFoundError:
             reasons.append(f"{origin} does not exist")
             continue
         try:
             if found == (checksum, size):
                 stamp(descriptor, checksum)
+                lacking = "" if there is None else give_rights(target, staging)
                 how.attempt.check()
                 if there is not None and not (how.private and there.st_nlink > 1):
                     _keeper(how.roots.target, directory).keep(target)
                     _drop_sidecar(target)
                 _publish(descriptor, staging, target)
-                return Placed(origin.name, size)
+                return Placed(origin.name, size, lacking=lacking)
             reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
             _remove(staging)
         except BaseException:
@@ -241,21 +256,26 @@ def _keeper(root: str, directory: str) -> Keeper:
     return choose_keeper(root, directory)
 
 
-def _copy(origin: Origin, staging: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
-    """Copies to a fresh name and reads back. Returns the open copy, its checksum and size. Raises FileNotFoundError if
-    the origin does not exist."""
+def _copy(
+    origin: Origin, staging: str, mtime_ns: int | None, make: Callable[[str], object], closed: bool
+) -> tuple[int, tuple[str, int]]:
+    """Copies to a fresh name and reads back. Returns the open copy, its checksum and size. closed: only this user may
+    open it, until it gets the rights of the file that it replaces. Raises FileNotFoundError without the origin."""
     if origin.content is None and is_local(origin.place):
         source = os.open(local_path(origin.place), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _fill(staging, mtime_ns, lambda target: copy_between(source, target))
+            target = _create(staging, make, closed)
+            return _fill(target, staging, mtime_ns, lambda target: copy_between(source, target, private=closed))
         finally:
             os.close(source)
     with origin.open() as stream:
-        return _fill(staging, mtime_ns, lambda target: _copy_stream(stream, target))
+        return _fill(_create(staging, make, closed), staging, mtime_ns, lambda target: _copy_stream(stream, target))
 
 
-def _fill(staging: str, mtime_ns: int | None, fill: Callable[[int], tuple[str, int]]) -> tuple[int, tuple[str, int]]:
-    target = _create(staging)
+def _fill(
+    target: int, staging: str, mtime_ns: int | None, fill: Callable[[int], tuple[str, int]]
+) -> tuple[int, tuple[str, int]]:
+    """Fills a new file; removes it after an error. target: its descriptor."""
     try:
         found = fill(target)
         if mtime_ns is not None:
@@ -273,14 +293,14 @@ def _copy_stream(source: BinaryIO, target: int) -> tuple[str, int]:
     return checksum_descriptor(target)
 
 
-def _create(path: str) -> int:
+def _create(path: str, make: Callable[[str], object], closed: bool) -> int:
     """Creates a new file of this attempt, and its directory if it does not exist."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags, mode = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if closed else 0o666
     try:
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags, mode)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, flags, 0o666)
+        make(os.path.dirname(path))
+        return os.open(path, flags, mode)
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -313,21 +333,30 @@ def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Pla
     heeded = remote_store(place.text).heeds(how.attempt.staging(place.parent.text))
     write = _write_checked if heeded.digests and size <= WHOLE else _write_aside
     for _ in range(ATTEMPTS):
+        replaced: list[str] | None = None
         with contextlib.suppress(FileNotFoundError):
             if place.size() == size and checksum_at(wanted.target) == right:
                 return Placed("present", size)
             how.attempt.check()
-            _take_away(wanted.target, how.roots, how.private)
+            if remote_store(place.text).has_rights(place.text):
+                replaced = []
+            else:
+                _take_away(wanted.target, how.roots, how.private)
+        if replaced is None:
+            how.make(parent(wanted.target))
         reasons = []
         for origin in origins(wanted, checksum, size, how.roots, how.kept):
             try:
-                found, published = write(origin, place, right, how)
+                if replaced is None:
+                    found, published = write(origin, place, right, how)
+                else:
+                    found, published = _write_aside(origin, place, right, how, replaced)
             except FileNotFoundError:
                 reasons.append(f"{origin} does not exist")
                 continue
             if published:
-                return Placed(origin.name, size)
-            if found == right:  # another attempt has written the object since
+                return Placed(origin.name, size, lacking=", ".join(replaced or ()))
+            if found == right:  # another attempt has written or removed the object since
                 if not place.exists():  # some stores treat a delete marker as an object
                     write = _write_aside
                 break
@@ -358,24 +387,52 @@ def at_most(source: BinaryIO, size: int) -> bytes:
     return bytes(data)
 
 
-def _write_aside(origin: Origin, place: Place, right: tuple[str, int], how: Placing) -> tuple[tuple[str, int], bool]:
-    """Like `_write_checked`, for stores without checks: the copy is read back before it gets its final name."""
+def _write_aside(
+    origin: Origin, place: Place, right: tuple[str, int], how: Placing, replaced: list[str] | None = None
+) -> tuple[tuple[str, int], bool]:
+    """Like `_write_checked`, for stores without checks: the copy is read back before it gets its final name. replaced:
+    receives rights of the file that it replaces which the copy cannot have; None: it replaces none."""
     staging = Place(how.attempt.staging(place.parent.text))
-    with origin.open() as source, staging.open_new() as target:
+    preserved = how.preserve if {scheme(origin.place), scheme(place.text)} <= SCHEMES else ()  # by carry_attributes
+    private = replaced is not None or gives_mode(origin.place, preserved)
+    with origin.open() as source, remote_store(staging.text).open_new(staging.text, private=private) as target:
         found = copy_stream(source, target)
     if found == right:
         found = checksum_at(staging.text)
     try:
         if found == right:
-            carry_attributes(origin.place, staging.text, how.preserve)
+            if replaced is not None and scheme(place.text) != "s3":
+                own = [name for name in BY_RPC if name not in preserved]
+                replaced += filter(None, [give_rights(place.text, staging.text, own)])
+            carry_attributes(origin.place, staging.text, preserved)
             how.attempt.check()
-            staging.move(place)
+            if replaced is not None:
+                replaced += _replace(staging, place, how)
+            else:
+                staging.move(place)
             return found, True
-    except FileNotFoundError:  # the origin was removed since
+    except FileNotFoundError:  # the origin, or the file to replace, was removed since: the caller compares again
+        pass
+    except KeepError:  # it was replaced
         staging.remove_own()
         raise
     staging.remove_own()
     return found, False
+
+
+def _replace(staging: Place, place: Place, how: Placing) -> list[str]:
+    """Replaces a file by one with its rights; the replaced one is moved to `$cmroot`. On S3 an object gets them when it
+    is written: over the old one, so that a crash loses none. Returns those that it cannot have."""
+    if scheme(place.text) != "s3":
+        _take_away(place.text, how.roots, how.private)
+        staging.move(place)
+        return []
+    if not how.private:
+        refuse_root(how.roots.target, place.text)
+        refuse_changed(place.text, keep_and_check(how.roots.target, place.text))
+    lacking = remote_store(place.text).copy_like(staging.text, place.text, place.text)
+    staging.remove_own()
+    return lacking
 
 
 def _take_away(target: str, roots: Roots, private: bool) -> None:

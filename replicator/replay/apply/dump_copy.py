@@ -16,8 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.keep.content import locate
-from cmroot.store.checksum import checksum_file
-from cmroot.store.local import FLOW
+from cmroot.store.checksum import FLOW, checksum_file
 from cmroot.store.place import Place, is_local, join, local_path, parent
 from replicator.captures.dumps.data import data_roots, id_at, sha256_of
 from replicator.captures.dumps.layout import DATA, Content, DumpData, DumpMetadata, DumpReader, Earlier, Keys

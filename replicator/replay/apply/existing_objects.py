@@ -29,8 +29,9 @@ from replicator.core.grouping import batched, shared
 from replicator.core.model import Database, partition_name
 from replicator.errors import DatabaseMoved, ObjectExists, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
+from replicator.replay.apply.origins import exists
 from replicator.replay.apply.staging import is_stamped
-from replicator.replay.apply.work import Replay, Work, exists
+from replicator.replay.apply.work import Replay, Work
 from replicator.replay.neighbours import Neighbours, Occupant
 from replicator.replay.placement import relative
 from replicator.replay.plan import Name, Plan, TablePlan

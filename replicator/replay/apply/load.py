@@ -135,7 +135,8 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
             _commit(replay, commit, details, outcome)
-            stays = plan.stays.not_replicated(plan.placement.databases) if plan.stays.found else []
+            rest = plan.stays.found or plan.stays.lacking
+            stays = plan.stays.not_replicated(plan.placement.databases) if rest else []
             outcome.not_replicated = merged(stays, plan.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
             outcome.objects_changed = work.changed.objects + pruned.partitions

@@ -23,7 +23,7 @@ from cmroot.store.listing import FileState, list_tree, may_name_places
 from cmroot.store.place import folded, is_local, join, located, normal, scheme, split_authority, tidied
 from replicator.core.not_replicated import NAMES_SOURCE, NotReplicated
 from replicator.replay.apply.copying import Placing, at_most
-from replicator.replay.apply.origins import Wanted, origins
+from replicator.replay.apply.origins import Wanted, directory_of, origins
 from replicator.replay.placement import Placement
 from replicator.replay.plan import EntryKey, FileRules
 
@@ -211,7 +211,7 @@ def translated_file(
     """Returns a file as it must be on the target, and, if it still names the source, a report of that. objects: the
     directories of the target, ending with a slash, with a key of their entries. A file whose bytes are not available is
     returned unchanged: placing it reports why."""
-    directory = _directory_of(file.target, objects)
+    directory = directory_of(file.target, objects)
     path = file.target[len(directory) :]
     if not directory or not may_name_places(path) or file.checksum is None or not file.size:
         return file, None
@@ -227,14 +227,6 @@ def translated_file(
         checksum, size = checksum_stream(io.BytesIO(content))
         file = msgspec.structs.replace(file, checksum=checksum, size=size, content=content)
     return file, Naming(*about, path, source) if source else None
-
-
-def _directory_of(place: str, objects: Mapping[str, EntryKey]) -> str:
-    """Returns the directory of the object that a file belongs to, the nearest one; "" for a location that is a file."""
-    above = place.rpartition("/")[0]
-    while above and f"{above}/" not in objects:
-        above = above.rpartition("/")[0]
-    return f"{above}/" if above else ""
 
 
 def _homes_at(key: EntryKey, rules: FileRules) -> Homes:

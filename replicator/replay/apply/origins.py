@@ -4,9 +4,11 @@ data, the source, the source's `$cmroot`, or a version in the source's bucket. `
 
 from __future__ import annotations
 
+import contextlib
+import stat
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from io import BytesIO
 from threading import Condition, Lock, Thread
 from typing import BinaryIO, NamedTuple
@@ -15,10 +17,13 @@ import msgspec
 
 from cmroot.keep.content import is_kept, locate
 from cmroot.keep.versions import open_version
-from cmroot.store.place import located
+from cmroot.store.listing import file_state
+from cmroot.store.local import status_of
+from cmroot.store.place import is_local, local_path, located, make_inheriting
 from replicator.core.not_replicated import NOT_TAKEN, NotReplicated
 from replicator.errors import MetastoreError
 from replicator.metastore.client import MAY_REFUSE
+from replicator.replay.plan import EntryKey, FileRules
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -93,6 +98,79 @@ def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozen
             yield Origin("cmroot", *wanted.at_version)
     if not first and is_kept(roots.target, checksum, size):  # retained since the load began
         yield Origin("target", locate(roots.target, checksum, size))
+
+
+# ---- directories -----------------------------------------------------------------------------------------------------
+# Directories in which files are created, and the rights that they and replaced files have.
+
+
+def directory_of(place: str, objects: Mapping[str, EntryKey]) -> str:
+    """Returns the directory of the object that a file belongs to, the nearest one; "" for a location that is a file."""
+    above = place.rpartition("/")[0]
+    while above and f"{above}/" not in objects:
+        above = above.rpartition("/")[0]
+    return f"{above}/" if above else ""
+
+
+@dataclass(frozen=True)
+class Directories:
+    """The directories in which a task creates files. homes: the directories of objects, each with a key of its entries.
+    lacking: receives rights that new ones cannot have, one text for each table. Thread-safe."""
+
+    homes: Mapping[str, EntryKey]
+    rules: FileRules
+    lacking: dict[tuple[str, str], str]
+    seen: set[str] = field(default_factory=set)
+
+    def make(self, directory: str) -> None:
+        """Creates a directory with group and mode of its table's; elsewhere than on disks and HDFS does nothing."""
+        if directory in self.seen:
+            return
+        key = self.homes.get(directory_of(f"{directory}/", self.homes))
+        rule, _ = (self.rules.rules_of(*key[:4]) if key else None) or (None, None)
+        home = (rule.home if rule else None) or ""
+        if rule and rule.location and not home:
+            home = self.rules.placement.inside(rule.db, rule.location, rule.location)
+        text = make_inheriting(directory, home)
+        if text and rule and rule.name:
+            self.lacking[rule.name] = f"{directory} lacks {text} of its table's directory"
+        if len(self.seen) < SEEN:
+            self.seen.add(directory)
+
+
+def make_directory(location: str, home: str = "") -> str:
+    """Creates a local directory, unless it exists, or is the single file of a table. home: the table's directory, of a
+    partition. Returns rights that it should have and cannot."""
+    return make_inheriting(location, home) if is_local(location) else ""
+
+
+def is_one_file(location: str) -> bool:
+    """Returns True if a location is the single file of a table. An object of no bytes may be a directory marker. Raises
+    as `status_of` if the store cannot determine it."""
+    if is_local(location):
+        status = status_of(local_path(location))
+        return status is not None and stat.S_ISREG(status.st_mode)
+    with contextlib.suppress(FileNotFoundError):
+        return file_state(location).size > 0
+    return False
+
+
+def exists(location: str) -> bool:
+    """Returns True if a directory, or the single file of a table, exists."""
+    place = located(location)
+    return place.exists() or bool(place.list())
+
+
+SEEN = 1000  # directories that a task remembers
+
+
+def lacking_of(
+    target: str, lacking: str, homes: Mapping[str, EntryKey], rules: FileRules
+) -> dict[tuple[str, str], str]:
+    """Returns the rights that a file lacks of the one that it replaced, by the table. homes: see `Directories`."""
+    key = homes.get(directory_of(target, homes))
+    owner = rules.object_at(*key[:4]) if key else None
+    return {owner[0]: f"{target} lacks {lacking} of the file that it replaced"} if owner else {}
 
 
 # ---- outcomes --------------------------------------------------------------------------------------------------------

@@ -338,14 +338,8 @@ def _lies_apart(target: MetastoreReader, there: Database | None) -> bool:
 
 
 CHANGES = (
-    "create_databases",
-    "drop_databases",
-    "drop_tables",
-    "rename_tables",
-    "create_tables",
-    "alter_tables",
-    "functions",
-    "drop_functions",
+    *("create_databases", "drop_databases", "drop_tables", "rename_tables"),
+    *("create_tables", "alter_tables", "functions", "drop_functions"),
 )
 """Fields of a plan that list changes."""
 
@@ -354,7 +348,8 @@ CHANGES = (
 class Price:
     """The files and bytes that a load would copy and remove, by comparison of content, not as listed in the dump.
     `missing`: files whose bytes are not available. files_from_...: the sources of the files' bytes, by name and size;
-    those from the target are in its `$cmroot`. `weight`: the removals, by name."""
+    those from the target are in its `$cmroot`. `weight`: the removals, by name. `copies`: files and bytes by directory
+    of the target."""
 
     files: int
     bytes: int
@@ -366,6 +361,7 @@ class Price:
     files_from_cmroot: int = 0
     files_from_target: int = 0
     weight: Weight = field(default_factory=Weight)
+    copies: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def price(replay: Replay) -> Price:
@@ -384,6 +380,7 @@ def price(replay: Replay) -> Price:
         report.files_from_cmroot,
         report.files_from_target,
         weight,
+        report.copies,
     )
 
 

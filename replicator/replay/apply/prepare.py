@@ -6,7 +6,6 @@ Every step may run twice: it checks the present state, and does what is missing.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +18,11 @@ from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.existing_objects import create_databases
-from replicator.replay.apply.transfer import CloneTask, run_clone_task
-from replicator.replay.apply.work import Work, exists, leaving_partitions, make_directory
+from replicator.replay.apply.origins import exists, make_directory
+from replicator.replay.apply.transfer import clone
+from replicator.replay.apply.work import Work, leaving_partitions
 from replicator.replay.neighbours import Leaving, is_link
-from replicator.replay.placement import not_noted, relative
+from replicator.replay.placement import lies_by_name, not_noted, relative
 from replicator.replay.plan import (
     LeftOut,
     Name,
@@ -190,7 +190,7 @@ class Preparation:
             in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
             self._work.recycle(dict.fromkeys(in_the_way, step.name), Leaving({step.name}))
             note.write_bytes(left.location.encode())
-            self._carry([(left.location, table.location)], of_roots=table.is_partitioned)
+            self._carry(step.name, [(left.location, table.location)], of_roots=table.is_partitioned)
             if table.is_partitioned:
                 self._settle_partitions(step, left.location, table.location)
             make_directory(table.location)
@@ -201,11 +201,9 @@ class Preparation:
             self._work.recycle({note.read_bytes().decode(): step.name}, Leaving({step.name}))
             note.remove_own()
 
-    def _carry(self, pairs: Sequence[tuple[str, str]], *, of_roots: bool = False) -> None:
-        """Carries files from one directory of each pair to the other. of_roots: as of a `CloneTask`."""
-        engine = self._work.runtime.engines.for_work(len(pairs))
-        tasks = [CloneTask(self._work.root, some, of_roots) for some in batched(pairs, 100)]
-        deque(engine.run(run_clone_task, tasks), maxlen=0)
+    def _carry(self, name: Name, pairs: Sequence[tuple[str, str]], *, of_roots: bool = False) -> None:
+        """Carries files of a table from one directory of each pair to the other. of_roots: as of a `CloneTask`."""
+        clone(self._work, name, pairs, of_roots=of_roots)
 
     def _settle_partitions(self, step: TablePlan, old: str, new: str) -> None:
         names = self._work.target.partition_names(*step.name)
@@ -216,7 +214,7 @@ class Preparation:
                 if below and partition.location:
                     pairs.append((partition.location, join(new, below)))
                     moved.append(at_place(partition, join(new, below)))
-            self._carry(pairs)
+            self._carry(step.name, pairs)
             if moved:
                 self._work.target.alter_partitions(*step.name, moved)
 
@@ -226,7 +224,7 @@ class Preparation:
         assert there.location and there.storage and self._work.plan.snapshot
         place = staging_of(self._work.plan.snapshot, there)
         self._work.supersede([Retired(there.location, *(renamed.db, renamed.name), successor=place)])
-        self._carry([(there.location, place)], of_roots=there.is_partitioned)
+        self._carry((renamed.db, renamed.name), [(there.location, place)], of_roots=there.is_partitioned)
         make_directory(place)
         return table_at_place(renamed, there.location, place)
 
@@ -255,7 +253,8 @@ class Preparation:
                 if applied_position(partition) < begun[key]  # otherwise another was renamed to this name since
             }
             places = [place for key, each in by_name.items() if (place := each.location) and going.takes(step, key)]
-            self._work.let_go(dict.fromkeys(places, step.name), leaving_partitions(step.table, by_name))
+            filled = {normal(each.location or "") for key, each in by_name.items() if going.fills(step, key, each)}
+            self._work.let_go(dict.fromkeys(places, step.name), leaving_partitions(step.table, by_name), filled)
             flipped = refilled if self._work.plan.snapshot else set()
             dropped = [key for key in batch if key in wanted - flipped and key in by_name]
             if dropped:
@@ -341,7 +340,7 @@ class Preparation:
         self._make_way(place, step.name, leaving_partitions(step.table, [old]))
         gone = Retired(partition.location, *step.name, old, successor=place)
         self._work.supersede([gone])
-        self._carry([(partition.location, place)])
+        self._carry(step.name, [(partition.location, place)])
         make_directory(place)
         moved = at_place(partition, place)
         self._work.target.alter_partitions(*step.name, [moved])
@@ -368,7 +367,7 @@ class Preparation:
             elif exists(location) and not is_link(location):
                 places[location] = step.name
             marks.append(mark)
-        self._work.recycle(places, Leaving(set(places.values())))
+        self._work.recycle(places, Leaving(set(places.values())), {normal(place) for place in places})
         for mark in marks:
             mark.write_bytes(b"")
 
@@ -403,6 +402,12 @@ class Goings:
         """Returns True if the files of such a partition are removed."""
         owns = step.table is not None and step.table.owns_data
         return not step.shared and (owns or name in self.refilled | self.relocated)
+
+    def fills(self, step: TablePlan, name: str, partition: Partition) -> bool:
+        """Returns True if such a partition's directory is filled again; the commit removes those that are not."""
+        if step.table is None or not partition.location or name not in self.refilled - self.relocated:
+            return False
+        return lies_by_name(step.table, name, partition.location)
 
 
 def goings(step: TablePlan) -> Goings:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cmroot.store import objects
-from cmroot.store.checksum import copy_file
+from cmroot.store.checksum import FLOW, checksum_at, copy_file, copy_stream
+from cmroot.store.hdfs import BY_RPC, SCHEMES
 from cmroot.store.listing import Listing, list_tree
 from cmroot.store.listings import list_root
-from cmroot.store.local import FLOW, is_directory
-from cmroot.store.place import is_local, join, local_path, located, normal, parent, remote_store
+from cmroot.store.local import is_directory
+from cmroot.store.place import give_rights, is_local, join, local_path, located, normal, parent, remote_store
+from cmroot.store.s3 import RENAMING
+from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
 from replicator.core.text import count_text
-from replicator.errors import FilesMissing, ObjectNotFound, Refused
+from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.replay.apply.copy_task import (
     COMPARE,
@@ -105,6 +107,8 @@ def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
     with replay.runtime.progress.task("publish Delta logs", total=len(tasks)) as advance:
         for report in fenced(engine, roots.target, run_log_task, tasks):
             done.add(report.copied)
+            for name, text in report.copied.lacking.items():
+                plan.stays.lack(name, text)
             foreign += report.foreign
             advance(1)
     if foreign:
@@ -149,6 +153,8 @@ def run_files(replay: Replay, purpose: str) -> CopyReport:
         for report in fenced(engine, roots.target, run_copy_task, tasks):
             total.add(report)
             advance(1, files=report.files_seen or report.files_removed, size=report.bytes_seen if size else 0)
+    for name, text in total.lacking.items():
+        plan.stays.lack(name, text)
     if total.naming:
         plan.lacked[:0] = reported(total.naming, plan.source_of)
         if total.naming_count > len(total.naming):
@@ -222,50 +228,96 @@ def missing_files(report: CopyReport) -> list[dict[str, object]]:
 
 @dataclass(frozen=True)
 class CloneTask:
-    """(directory, new directory) pairs, and the target's `$cmroot`. of_roots: only files that `list_root` lists."""
+    """(directory, new directory) pairs, and the target's `$cmroot`. of_roots: only files that `list_root` lists. bare:
+    no files, only the directories' rights."""
 
     root: str
     pairs: Sequence[tuple[str, str]]
     of_roots: bool = False
+    bare: bool = False
 
 
-def run_clone_task(task: CloneTask) -> int:
-    """Returns how many files were carried."""
-    listed = list_root if task.of_roots else list_tree
-    return sum(_carry(task.root, (old, listed(old)), (new, listed(new))) for old, new in task.pairs)
+def run_clone_task(task: CloneTask) -> str:
+    """Carries files, and the rights of their directories. Returns a text about rights that a new directory or file
+    lacks ("": none). May run twice."""
+    listed, lacking = list_root if task.of_roots else list_tree, ""
+    for old, new in task.pairs:
+        rights = _Rights(old, new)
+        rights.give("")
+        if not task.bare:
+            _carry(task.root, (old, listed(old)), (new, listed(new)), rights)
+        lacking = lacking or rights.lacking
+    return lacking
 
 
-def _carry(root: str, before: tuple[str, Listing | None], after: tuple[str, Listing | None]) -> int:
+def _carries_rights(old: str, new: str) -> bool:
+    """Returns True between places whose directories have rights: on disks, and on HDFS."""
+    return {scheme(old), scheme(new)} == {"file"} or {scheme(old), scheme(new)} <= SCHEMES
+
+
+@dataclass
+class _Rights:
+    """The rights of the directories below `old`, which those below `new` get. lacking: see `run_clone_task`."""
+
+    old: str
+    new: str
+    lacking: str = ""
+    _given: set[str] = field(default_factory=set)
+
+    def give(self, below: str) -> None:
+        """Creates a directory, by its relative name, and those above it, with the rights of the old ones. Object stores
+        have no directories."""
+        if below in self._given:
+            return
+        self._given.add(below)
+        if below:
+            self.give(below.rpartition("/")[0])
+        old, new = (join(top, below) if below else top for top in (self.old, self.new))
+        if is_local(old) and is_local(new):
+            if not is_directory(local_path(old)):
+                return
+            os.makedirs(local_path(new), exist_ok=True)
+        elif {scheme(old), scheme(new)} <= SCHEMES and (there := located(old).child()) and there.is_directory:
+            located(new).mkdirs()
+        else:
+            return
+        self.of(old, new)
+
+    def of(self, old: str, new: str, staging: str = "") -> None:
+        """Gives those of a file or directory. staging: the new file, before it has its name."""
+        if lacking := give_rights(old, staging or new, BY_RPC):
+            self.lacking = self.lacking or f"{new} lacks {lacking} of {old}"
+
+
+def _carry(root: str, before: tuple[str, Listing | None], after: tuple[str, Listing | None], rights: _Rights) -> None:
     """Carries files from one directory to another. before, after: the directories with their listings."""
     (old, listing), (new, there) = before, after
     known = {file.path_relative for file in there.files} if there else set()
-    count, made, unlinked, large = 0, set(), [], []
+    on_disk = is_local(old) and is_local(new)
+    objects_only = scheme(new) not in {"file", *SCHEMES, *RENAMING}
+    by_store, aside = objects_only and located(old).same_store(located(new)), []
     for file in listing.files if listing else ():
         if file.path_relative in known:
             continue
         source, target = join(old, file.path_relative), join(new, file.path_relative)
-        if is_local(old) and is_local(new):
+        rights.give(file.path_relative.rpartition("/")[0])
+        if on_disk:
             source, target = local_path(source), local_path(target)
-            directory = os.path.dirname(target)
-            if directory not in made:
-                os.makedirs(directory, exist_ok=True)
-                made.add(directory)
+            if not file.path_relative:  # a table in one file
+                os.makedirs(os.path.dirname(target), exist_ok=True)
             if not _link(source, target):
-                unlinked.append((source, target, file.mtime_ns))
-        elif file.size > objects.WHOLE_COPY:
-            large.append((source, target))
+                aside.append((source, target, file.mtime_ns))
+        elif not by_store or file.size > objects.WHOLE_COPY:
+            aside.append((source, target, file.mtime_ns))
         else:
             _copy(source, target)
-        count += 1
-    if large:
-        with noted(root, (target for _, target in large)) as attempt:
-            for source, target in large:
-                _copy(source, target, attempt.staging(parent(target)) + objects.NOTE)
-    if unlinked:
-        with noted(root, (target for _, target, _ in unlinked)) as attempt:
-            for source, target, mtime_ns in unlinked:
-                _copy_local(source, target, mtime_ns, attempt)
-    return count
+    if aside:
+        with noted(root, (target for _, target, _ in aside)) as attempt:
+            for source, target, mtime_ns in aside:
+                if by_store:
+                    _copy(source, target, attempt.staging(parent(target)) + objects.NOTE)
+                else:
+                    _copy_aside(source, target, mtime_ns, rights, attempt)
 
 
 def _link(source: str, target: str) -> bool:
@@ -281,26 +333,38 @@ def _link(source: str, target: str) -> bool:
     return True
 
 
-def _copy_local(source: str, target: str, mtime_ns: int, attempt: Attempt) -> None:
-    staging = attempt.staging(os.path.dirname(target))
+def _copy_aside(source: str, target: str, mtime_ns: int, rights: _Rights, attempt: Attempt) -> None:
+    """Copies a file, reads the copy back, and gives it its rights before its name: until then only this user may open
+    it. Raises ChecksumMismatch if it has other bytes."""
+    staging = attempt.staging(parent(target))
+    own, new, on_disk = located(staging), located(target), is_local(source) and is_local(target)
     try:
-        copy_file(source, staging, reread=True, mtime_ns=mtime_ns)
+        if on_disk:
+            copied = copy_file(source, staging, reread=True, mtime_ns=mtime_ns, private=True)
+            wanted = checksum_at(source)
+        else:
+            opened = own.open_new()
+            if not own.local:
+                opened = remote_store(staging).open_new(staging, private=_carries_rights(source, target))
+            with located(source).open_read() as reading, opened as file:
+                wanted = copy_stream(reading, file)
+            copied = checksum_at(staging)
+        if copied != wanted:
+            hint = "check both stores for errors, then run the same command again"
+            raise ChecksumMismatch(f"{target}: its copy has other bytes than {source}, and was removed", hint=hint)
+        rights.of(source, target, staging)
         attempt.check()
-        os.rename(staging, target)
+        os.rename(staging, target) if on_disk else own.move(new)
     except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(staging)
+        with suppress(Error, OSError):  # the first error is raised
+            own.remove()
         raise
 
 
 def _copy(source: str, target: str, note: str = "") -> None:
-    old, new = located(source), located(target)
-    if not old.local and old.same_store(new):
-        remote_store(source).copy(str(old), str(new), note)
-        return
-    with old.open_read() as reading, new.open_write() as writing:
-        while block := reading.read(8 << 20):
-            writing.write(block)
+    """Copies an object within its store, as it is: the store confirms the copy of exactly the object that was described
+    before, and shows it complete or not at all (`FsspecStore.copy`). No byte passes through this process."""
+    remote_store(source).copy(source, target, note, stored=True)
 
 
 class Cloning:
@@ -342,7 +406,7 @@ class Cloning:
         if step.table is None or not step.table.is_partitioned:
             self._carry(step, [(old, new, "")], () if step.recreated else ("",))
         elif not step.recreated:
-            run_clone_task(CloneTask(self._work.root, [(old, new)], of_roots=True))
+            self._clone(step, [(old, new)], of_roots=True)
 
     def _carry_back(self, step: TablePlan, table: Table, some: dict[str, Partition]) -> None:
         pairs = []
@@ -360,10 +424,18 @@ class Cloning:
         self._work.supersede(
             [Retired(old, *step.name, name, successor=new if name in kept else "") for old, new, name in pairs]
         )
-        carried = [(old, new) for old, new, name in pairs if name in kept]
-        if carried:
-            engine = self._work.runtime.engines.for_work(len(carried))
-            deque(
-                engine.run(run_clone_task, [CloneTask(self._work.root, some) for some in batched(carried, 100)]),
-                maxlen=0,
-            )
+        self._clone(step, [(old, new) for old, new, name in pairs if name in kept])
+        bare = [(old, new) for old, new, name in pairs if name not in kept and _carries_rights(old, new)]
+        self._clone(step, bare, bare=True)
+
+    def _clone(self, step: TablePlan, pairs: Sequence[tuple[str, str]], **how: bool) -> None:
+        clone(self._work, step.name, pairs, **how)
+
+
+def clone(work: Work, name: Name, pairs: Sequence[tuple[str, str]], **how: bool) -> None:
+    """Carries files of a table from one directory of each pair to the other. how: as of a `CloneTask`."""
+    engine = work.runtime.engines.for_work(len(pairs))
+    tasks = [CloneTask(work.root, some, **how) for some in batched(pairs, 100)]
+    for lacking in engine.run(run_clone_task, tasks) if tasks else ():
+        if lacking:
+            work.plan.stays.lack(name, lacking)

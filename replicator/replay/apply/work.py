@@ -7,18 +7,16 @@ is noted, and moved later.
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from threading import Lock
 from typing import TypeVar
 
-from cmroot.store.listing import file_state, list_tree
-from cmroot.store.local import status_of
-from cmroot.store.place import Place, is_local, is_within, join, local_path, located, normal, resolved, touches
+from cmroot.store.listing import list_tree
+from cmroot.store.listings import list_root
+from cmroot.store.place import Place, is_local, is_within, join, local_path, normal, remove_if_empty, resolved, touches
 from replicator.captures.dumps.layout import DumpReader
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
@@ -32,7 +30,7 @@ from replicator.replay.apply.copying import remove_file
 from replicator.replay.apply.origins import KeyedExecutor, Outcomes, Roots
 from replicator.replay.apply.staging import OPEN, Claims, Fence, fenced, remove_above, sweep_empty
 from replicator.replay.apply.staging import is_published as is_stamped_by_load
-from replicator.replay.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear
+from replicator.replay.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear, is_link
 from replicator.replay.placement import BY_NAME, is_published, lies_by_name, not_noted, noted, relative
 from replicator.replay.plan import Plan, TablePlan
 from replicator.replay.replica import has_own_data, has_sources_data
@@ -80,10 +78,12 @@ def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
 @dataclass(frozen=True)
 class LeftTask:
     """Directories at locations that no load chooses, such as those of tables adopted in place: only files published by
-    loads, which have stamps, are moved to a `$cmroot`, except those that other tables use."""
+    loads, which have stamps, are moved to a `$cmroot`, except those that other tables use. of_loads: all files are, as
+    a load chose these locations."""
 
     root: str
     clearings: Sequence[Clearing]
+    of_loads: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,22 +95,23 @@ class Left:
 
 
 def run_left_task(task: LeftTask, fence: Fence = OPEN) -> Left:
-    """Removes published files. May run twice. Raises LeaseHeld if the attempt was abandoned. Objects of object stores
-    have no stamps, so none are removed there."""
+    """Removes published files, and no links. May run twice. Raises LeaseHeld if the attempt was abandoned. Objects of
+    object stores have no stamps, so none are removed there."""
     roots, removed, others = Roots(task.root, task.root), 0, dict[str, int]()
     for each in task.clearings:
-        listing, real = list_tree(each.directory), resolved(each.directory)
+        listing = list_root(each.directory) if each.root else list_tree(each.directory)
+        real = resolved(each.directory)
         for file in listing.files if listing else ():
             place = join(each.directory, file.path_relative)
             if any(kept.covers(join(real, file.path_relative)) for kept in each.kept):
                 continue
-            if is_local(place) and is_stamped_by_load(local_path(place)):
+            if not is_link(place) and (task.of_loads or (is_local(place) and is_stamped_by_load(local_path(place)))):
                 fence.check()
                 removed += remove_file(place, roots)
             else:
                 others[each.directory] = others.get(each.directory, 0) + 1
         if not each.kept:
-            sweep_empty(each.directory)
+            (remove_if_empty if each.root else sweep_empty)(each.directory)
     return Left(removed, others)
 
 
@@ -259,13 +260,15 @@ class Work:
     def drop_tables(self, tables: Sequence[Table]) -> None:
         """Drops tables in batches, after their data; all drops of the plan count as leaving. See `outcomes`."""
         going = {(each.db, each.name) for each in (*self.plan.drops, *tables)}
+        created = [each.table for each in self.plan.tables if each.table and not each.rename_from]  # others are moved
+        filled = {normal(each.location) for each in created if each.location}
         waves = reversed(in_waves((table, table) for table in tables))
         for some in chain.from_iterable(batched(wave, DROPPED) for wave in waves):
             directories: dict[str, Name] = {}
             with self.side_by_side(len(some)) as executor:
                 for table in some:
                     executor.submit((table.db, table.name), self._add_directories, table, directories)
-            self.let_go(directories, Leaving(going))
+            self.let_go(directories, Leaving(going), filled)
             with self.side_by_side(len(some)) as executor:
                 for table in some:
                     key = table.db, table.name
@@ -308,13 +311,14 @@ class Work:
                 self.neighbours.replaced(table, found)
                 self.changed.count(len(found))
 
-    def let_go(self, directories: Mapping[str, Name], leaving: Leaving) -> None:
+    def let_go(self, directories: Mapping[str, Name], leaving: Leaving, staying: Set[str] = frozenset()) -> None:
         """Removes data of objects about to be dropped, by their table: moves it to `$cmroot`, or, if it may have
-        readers, notes it for later. leaving: objects that are dropped with it; files of all others remain."""
+        readers, notes it for later. leaving: objects that are dropped with it; files of all others remain. staying:
+        see `recycle`."""
         if self.plan.snapshot:
             self.supersede([Retired(place, *name) for place, name in directories.items()])
         else:
-            self.recycle(directories, leaving)
+            self.recycle(directories, leaving, staying)
 
     def supersede(self, directories: Sequence[Retired]) -> None:
         note_retired(self.root, self.plan.metadata.id, directories)
@@ -336,7 +340,8 @@ class Work:
             elif touches(resolved(old), root):
                 self.plan.stays.add(step.name, old, f"the target's root {self.root} is that directory, or is in it")
             else:
-                left.append(Retired(old, *step.name, partition, stamped=not placement.holds(old)))
+                is_root = not partition and step.table is not None and step.table.is_partitioned
+                left.append(Retired(old, *step.name, partition, stamped=not placement.holds(old), root=is_root))
         if others:
             more = f" and {len(others) - 1:,} more directories" if len(others) > 1 else ""
             name = ".".join(step.name)
@@ -352,22 +357,31 @@ class Work:
 
     def _take_left(self, left: Sequence[Retired]) -> None:
         whose = {each.directory: (each.db, each.table) for each in left}
-        self.recycle({each.directory: whose[each.directory] for each in left if not each.stamped}, Leaving())
-        free = self.neighbours.free([each.directory for each in left if each.stamped], Leaving())
+        whole = (each.directory for each in left if not (each.stamped or each.root))
+        self.recycle({directory: whose[directory] for directory in whole}, Leaving())
+        self._take_files([each for each in left if each.stamped], whose)
+        self._take_files([each for each in left if each.root and not each.stamped], whose, of_loads=True)
+
+    def _take_files(self, left: Sequence[Retired], whose: Mapping[str, Name], *, of_loads: bool = False) -> None:
+        """Removes files of directories that may have others; see LeftTask."""
+        roots = {each.directory for each in left if each.root}
+        allowed = self.neighbours.removable if of_loads else self.neighbours.free
+        free = allowed([each.directory for each in left], Leaving()) if left else Free()
         self.plan.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
         if free.clearings:
             self.check()
             engine = self.runtime.engines.for_work(len(free.clearings))
-            tasks = [LeftTask(self.root, some) for some in batched(free.clearings, 100)]
+            clearings = (replace(each, root=each.directory in roots) for each in free.clearings)
+            tasks = [LeftTask(self.root, some, of_loads) for some in batched(clearings, 100)]
             for done in fenced(engine, self.root, run_left_task, tasks):
                 self.changed.recycled += done.removed
                 for place, count in done.others.items():
                     why = f"{count_text(count, 'file')} not published by a load"
                     self.plan.stays.add(whose[place], place, why)
 
-    def recycle(self, directories: Mapping[str, Name], leaving: Leaving) -> None:
+    def recycle(self, directories: Mapping[str, Name], leaving: Leaving, staying: Set[str] = frozenset()) -> None:
         """Moves files of directories, by their former table, to `$cmroot`, except those that objects other than
-        `leaving` have at, in or above them."""
+        `leaving` have at, in or above them. staying: the directories that are filled again, which remain."""
         if not directories:
             return
         free = self.neighbours.removable(directories, leaving)
@@ -375,14 +389,24 @@ class Work:
         if free.clearings:
             self.check()
             engine = self.runtime.engines.for_work(len(free.clearings))
-            around = to_recycle(self.root, free, self.plan, self.neighbours)
+            around = to_recycle(self.root, free, self.plan, self.neighbours, staying)
             tasks = [RecycleTask(self.root, some) for some in batched(around, 100)]
             self.changed.recycled += sum(fenced(engine, self.root, run_recycle_task, tasks))
 
 
-def to_recycle(root: str, free: Free, plan: Plan, neighbours: Neighbours) -> list[Clearing]:
-    """Returns what may be cleared, without the `$cmroot`, and with the unused directories above: a purge makes some."""
-    return [replace(around_root(root, each), above=_above(each.directory, plan, neighbours)) for each in free.clearings]
+def to_recycle(
+    root: str, free: Free, plan: Plan, neighbours: Neighbours, staying: Set[str] = frozenset()
+) -> list[Clearing]:
+    """Returns what may be cleared, without the `$cmroot`, and with the unused directories above: a purge makes some.
+    staying: see `Work.recycle`."""
+    return [
+        replace(
+            around_root(root, each),
+            above=_above(each.directory, plan, neighbours),
+            stays=normal(each.directory) in staying,
+        )
+        for each in free.clearings
+    ]
 
 
 def _above(place: str, plan: Plan, neighbours: Neighbours) -> int:
@@ -423,27 +447,3 @@ def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
     home = table.location if table.owns_data and not has_sources_data(table) else None
     places = [each.location for each in partitions if home and each.location]
     return [place for place in places if is_published(place) or (home and relative(place, home))]
-
-
-def make_directory(location: str) -> None:
-    """Creates a directory, unless it exists, or is the single file of a table."""
-    if is_local(location):
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(local_path(location), exist_ok=True)
-
-
-def is_one_file(location: str) -> bool:
-    """Returns True if a location is the single file of a table. An object of no bytes may be a directory marker. Raises
-    as `status_of` if the store cannot determine it."""
-    if is_local(location):
-        status = status_of(local_path(location))
-        return status is not None and stat.S_ISREG(status.st_mode)
-    with contextlib.suppress(FileNotFoundError):
-        return file_state(location).size > 0
-    return False
-
-
-def exists(location: str) -> bool:
-    """Returns True if a directory, or the single file of a table, exists."""
-    place = located(location)
-    return place.exists() or bool(place.list())
