@@ -49,6 +49,7 @@ __all__ = [
     "StoreUnreachable",
     "TypeRefused",
     "UsageError",
+    "sqlite_error",
 ]
 
 
@@ -202,3 +203,27 @@ class TypeRefused(SourceRefused):
 
 class FilesMissing(Error):
     """Files that a dump names are neither at the source nor in `$cmroot` with the recorded bytes."""
+
+
+# ---- SQLite ----------------------------------------------------------------------------------------------------------
+
+
+_NO_ROOM = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_TRUNCATE", "SQLITE_IOERR_FSYNC"}
+
+
+def sqlite_error(path: object, error: Exception) -> Error:
+    """Translates an error of SQLite about a manifest: FormatError, with the advice to delete it, only for a damaged
+    one."""
+    code, message = getattr(error, "sqlite_errorname", ""), f"{path}: {error}"
+    if code in _NO_ROOM:  # SQLite reports quotas and file size limits as input/output errors
+        hint = "free space or raise the quota; if there is space, check the disk for errors; then run again"
+        return NoSpace(message, hint=hint)
+    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return FormatError(message, hint="delete it: it is rebuilt from the log")
+    if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return NotWritable(message, hint="check the permissions of the file and its directory")
+    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StorageUnreachable(message, hint="another process has it open: try again when that has ended")
+    if code.startswith("SQLITE_IOERR"):
+        return StorageUnreachable(message, hint="check its disk or mount, then run the same command again")
+    return Error(message, hint="the next capture completes it; if it fails, too, report this as a bug")

@@ -5,14 +5,17 @@ An *object* below is a table (partition "") or one partition of it.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from cmroot.errors import FormatError
 from cmroot.log.captured import FILES, RELEASE
 from cmroot.store.place import join
 from replicator.core.model import (
@@ -27,6 +30,7 @@ from replicator.core.model import (
     Table,
 )
 from replicator.core.not_replicated import Format
+from replicator.errors import sqlite_error
 
 _PAGE = 10_000
 _T = TypeVar("_T")
@@ -67,12 +71,57 @@ class KnownFile:
     version: str | None = None
 
 
+@dataclass(frozen=True)
+class ListedTable:
+    """A table in a list: its id, its names, and its format."""
+
+    id: int
+    db: str
+    name: str
+    format: Format
+
+
+@dataclass(frozen=True)
+class TableContents:
+    """The contents of a table: the table, its files and their bytes, and the position of the last record about it, its
+    partitions or its files."""
+
+    table: Table
+    files: int
+    bytes: int
+    changed: int
+
+
 GRANT_TABLES = """
 CREATE TABLE IF NOT EXISTS grants (table_id INTEGER, db TEXT, partition TEXT, body BLOB,
   PRIMARY KEY (table_id, db, partition)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS roles (db TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
 """
 """Added to manifests of earlier releases: of a table by its id, of a database by its name."""
+
+
+@contextlib.contextmanager
+def last_recorded(path: Path) -> Iterator[Inventory | None]:
+    """Opens a manifest for reading, as the last capture committed it, without the lease of its root; None: it does not
+    exist on this host. Raises the errors of `sqlite_error`."""
+    if not path.exists():
+        yield None
+        return
+    uri = f"{path.as_uri()}?mode=ro"
+    with naming_damage(path), contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as db:
+        db.execute("BEGIN")
+        yield Inventory(db)
+
+
+@contextlib.contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Raises the errors of `sqlite_error` for what cannot be read in a manifest, FormatError for a damaged body."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise sqlite_error(path, error) from error
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path}: {error}", hint="delete it: it is rebuilt from the log") from error
 
 
 class Inventory:
@@ -100,6 +149,45 @@ class Inventory:
     def all_tables(self) -> list[tuple[int, str, str]]:
         """Returns (id, database, name) in the order of the ids; a rename keeps the id."""
         return self._db.execute("SELECT id, db, name FROM tables ORDER BY id").fetchall()
+
+    def tables_from(self, db: str, name: str) -> Iterator[ListedTable]:
+        """Yields tables by name, from this one on."""
+        yield from self._listed("(t.db, t.name) >= (?, ?)", db, name)
+
+    def tables_named(self, names: Iterable[tuple[str, str]]) -> Iterator[ListedTable]:
+        """Yields those of some tables (database, name) that exist, in the given order."""
+        for db, name in names:
+            yield from self._listed("t.db = ? AND t.name = ?", db, name)
+
+    def recall(self, key: str) -> str | None:
+        """Returns a small value, as `Manifest.remember` stored it; `position`: of the last record."""
+        row = self._db.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else None
+
+    def contents(self, table_id: int) -> TableContents:
+        """Returns the contents of a table. It must exist."""
+        (row,) = self._db.execute(
+            "SELECT t.body, (SELECT count(*) FROM files f WHERE f.table_id = t.id),"
+            " (SELECT coalesce(sum(f.size), 0) FROM files f WHERE f.table_id = t.id),"
+            " max(t.touched, t.named, (SELECT coalesce(max(p.touched), 0) FROM partitions p WHERE p.table_id = t.id),"
+            " (SELECT coalesce(max(f.since), 0) FROM files f WHERE f.table_id = t.id)) FROM tables t WHERE t.id = ?",
+            (table_id,),
+        ).fetchall()
+        return TableContents(msgspec.json.decode(row[0], type=Table), *map(int, row[1:]))
+
+    def sizes(self) -> Iterator[tuple[ListedTable, int]]:
+        """Yields every table with the bytes of its files. Reads every file entry."""
+        sums = dict(self._db.execute("SELECT table_id, sum(size) FROM files GROUP BY table_id"))
+        for each in self._listed("1"):
+            yield each, int(sums.get(each.id) or 0)
+
+    def _listed(self, where: str, *about: object) -> Iterator[ListedTable]:
+        rows = self._db.cursor().execute(
+            "SELECT t.id, t.db, t.name, coalesce(f.format, 'plain') FROM tables t LEFT JOIN formats f"
+            f" ON f.table_id = t.id WHERE {where} ORDER BY t.db, t.name",
+            about,
+        )
+        yield from (ListedTable(*row) for row in rows)
 
     def table(self, db: str, name: str) -> Table | None:
         return next(iter(self._bodies(Table, "tables WHERE db = ? AND name = ?", db, name)), None)

@@ -16,7 +16,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cmroot.errors import Error, FormatError, NoSpace, NotWritable
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
@@ -24,6 +23,7 @@ from replicator.captures.apply import Fold, Rename, has_files
 from replicator.captures.inventory import GRANT_TABLES, DataObject, Inventory
 from replicator.core.grouping import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
+from replicator.errors import sqlite_error
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.constraints import ordered
 from replicator.metastore.events import record as kinds
@@ -136,10 +136,6 @@ class Manifest(Inventory):
     def remember(self, key: str, value: str | int) -> None:
         """Stores a small value of a reader, such as the rows that it saw last."""
         self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
-
-    def recall(self, key: str) -> str | None:
-        row = self._db.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
 
     # ---- listing state --------------------------------------------------------------------------------------------
 
@@ -393,24 +389,12 @@ def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Manifest]:
-    """Opens a manifest. Raises NoSpace, NotWritable or FormatError instead of SQLite's errors."""
+    """Opens a manifest. Raises the errors of `sqlite_error`."""
     try:
         with contextlib.closing(Manifest(path)) as manifest:
             yield manifest
     except sqlite3.DatabaseError as error:
-        raise _not_stored(path, error) from error
-
-
-_NO_ROOM = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_TRUNCATE", "SQLITE_IOERR_FSYNC"}
-
-
-def _not_stored(path: Path, error: sqlite3.DatabaseError) -> Error:
-    if error.sqlite_errorname in _NO_ROOM:  # SQLite reports quotas and file size limits as input/output errors
-        hint = "free space or raise the quota; if there is space, check the disk for errors; then run again"
-        return NoSpace(f"{path}: {error}", hint=hint)
-    if "readonly" in str(error) or "unable to open" in str(error):
-        return NotWritable(f"{path}: {error}", hint="check the permissions of the directory")
-    return FormatError(f"{path}: {error}", hint="delete it: it is rebuilt from the log")
+        raise sqlite_error(path, error) from error
 
 
 def manifest_path(root: ChangeRoot) -> Path:

@@ -91,7 +91,7 @@ WHOLE = [
 
 
 def sampled(faults: list[Fault]) -> list[Any]:
-    """Every second one; the others are `long`, and `scripts/soak_crash` kills at each."""
+    """Every second one; the others are `long`, as those of `long.toml`, and `scripts/soak_crash` kills at each."""
     return [pytest.param(each, marks=[pytest.mark.long] * (number % 2)) for number, each in enumerate(faults)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from replicator.captures.manifest import Manifest
+from cmroot.errors import Error, FormatError, StorageUnreachable
+from replicator.captures.inventory import last_recorded
+from replicator.captures.manifest import Manifest, opened
 from replicator.core.model import Column, Storage, Table
 from replicator.metastore.events.record import ChangeRecord, CreateTable
 
@@ -82,3 +85,31 @@ def test_objects_that_an_older_release_did_not_list_are_listed(tmp_path: Path) -
         manifest.mark_listed(found)
         manifest.commit()
         manifest.close()
+
+
+def test_only_a_damaged_manifest_is_to_be_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.sqlite"
+    Manifest(path).close()
+
+    def failed() -> Error:
+        with pytest.raises(Error) as found, last_recorded(path) as read:
+            assert read is not None
+            read.scope()
+        return found.value
+
+    with contextlib.closing(sqlite3.connect(path, timeout=0)) as other:
+        other.executescript("PRAGMA journal_mode=DELETE; PRAGMA locking_mode=EXCLUSIVE; BEGIN EXCLUSIVE")
+        busy = failed()
+    assert isinstance(busy, StorageUnreachable) and "database is locked" in busy.message and "delete" not in busy.hint
+
+    path.unlink()
+    path.mkdir()
+    failing = failed()  # its read, as of a disk
+    assert isinstance(failing, StorageUnreachable) and failing.hint.startswith("check its disk")
+
+    path.rmdir()
+    path.write_bytes(b"no database" * 1000)
+    damaged = failed()
+    assert isinstance(damaged, FormatError) and damaged.hint.startswith("delete it")
+    with pytest.raises(FormatError, match=str(path)), opened(path):
+        pass

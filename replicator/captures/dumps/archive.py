@@ -19,7 +19,7 @@ import xxhash
 from cmroot.errors import ChecksumMismatch
 from cmroot.keep.content import content_name
 from cmroot.log.segment import Marker, PartsReader
-from cmroot.store.local import FLOW
+from cmroot.store.checksum import FLOW
 from cmroot.store.place import Place, as_written, join
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DATA, FINISHED, METADATA, SIGNATURE, DumpReader, Keys, check_parts, signed
