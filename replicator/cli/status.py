@@ -19,8 +19,8 @@ from replicator.commands.policies import status as run_status
 from replicator.commands.policies import wait as run_wait
 from replicator.core.text import bound_text, duration_text
 from replicator.errors import UsageError
+from replicator.policies.checks import NAGIOS, nagios_line
 from replicator.policies.checks.check import PolicyChecked
-from replicator.policies.checks.finding import NAGIOS, nagios_line
 from replicator.policies.lag import Lag
 from replicator.policies.memory import ShownRun
 from replicator.policies.status import Status, Waited
@@ -155,7 +155,7 @@ def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
             run.records,
             run.files,
             size_text(run.bytes),
-            run.error or "; ".join(run.warnings[:1]),
+            run.error or "; ".join(run.warnings[:1]) or ("a clock was ahead" if run.future else ""),
         )
         for run in runs
     ]

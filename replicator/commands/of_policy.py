@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from cmroot.log.captured import segments
 from cmroot.root import open_existing
-from cmroot.store.local import FLOW
+from cmroot.store.checksum import FLOW
 from replicator.commands.base import Options, pairs
 from replicator.commands.options import OptionalPolicy
 from replicator.core.config import nearest

@@ -419,4 +419,5 @@ def check(options: CheckOptions) -> PolicyChecked:
     A side that does not answer is a finding. Raises UsageError for an unknown policy, ConfigError."""
     settings = options.settings
     others = list(settings.policies.values())
-    return checks.check(settings.policy(options.policy), others=others, gateway=settings.gateway)
+    alone = settings.ingestion.single_user
+    return checks.check(settings.policy(options.policy), others=others, gateway=settings.gateway, single_user=alone)

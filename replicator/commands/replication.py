@@ -61,7 +61,7 @@ from replicator.replay.apply.load import load as replay
 from replicator.replay.apply.planning import LoadPlan, described
 
 if TYPE_CHECKING:
-    from replicator.captures.dumps.chains import NextDump
+    from replicator.captures.dumps.writer import NextDump
 
 
 # ---- dump ------------------------------------------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
 
 def _continued(options: DumpOptions) -> Dumped | DumpPlan:
     """Writes the next dump of a directory of dumps."""
-    from replicator.captures.dumps.chains import ChainWanted, continued, decided
     from replicator.captures.dumps.data import chain_group
+    from replicator.captures.dumps.writer import ChainWanted, continued, decided
 
     root = (open_existing if options.dry_run else create_or_open)(options.cmroot)
     group = chain_group(root.id, scope_of(names(options.db), options.patterns))

@@ -93,6 +93,9 @@ class Lag(Report):
     oldest event. `last_run`, `last_error`: of the history. `blocks_known`: False if not all sources of `blocks` could
     be read.
 
+    `unexamined`: events that are not captured and were not assigned to tables: too many wait, or the source no longer
+    has them.
+
     `not_replicated`: objects that differ from the source, by the source's names; those that cannot be read at the
     source count as behind since then.
 
@@ -124,6 +127,7 @@ class Lag(Report):
     last_error: str = ""
     last_good_run: str = ""
     at_least: bool = False
+    unexamined: int = 0
     unreachable: dict[str, str] = field(default_factory=dict)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -295,6 +299,7 @@ def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, no
     if reach.needed is not None:
         report.needed_seconds = round(max(0.0, now - reach.needed.time), 3)
         if reach.needed.id > report.captured_event + 1:
+            report.unexamined += reach.needed.id - 1 - report.captured_event
             gone = f"events {report.captured_event + 1} to {reach.needed.id - 1}"
             report.warnings.append(f"{gone} are gone: the next run compares every table")
         if report.kept_seconds is not None:
@@ -306,6 +311,7 @@ def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, no
                 )
         waiting = waiting_events(source, report.captured_event, reach.newest)
         counted.announced(waiting.events)
+        report.unexamined += waiting.more
         if waiting.more:
             report.warnings.append(f"{waiting.more:,} more waiting events were not assigned to tables")
 

@@ -14,6 +14,7 @@ target's properties record what is replicated, the source's slots what is requir
 from __future__ import annotations
 
 import re
+import time as clocks
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,8 @@ from replicator.errors import ConfigError, FormatError
 
 POLICIES = "policies"  # in a target's $cmroot
 KEPT_RUNS = 50  # runs that are retained regardless of age
+AHEAD = 300.0
+"""Seconds by which the clocks of hosts may differ before a time counts as one of the future."""
 
 RunKind = Literal["bootstrap", "incremental", "nothing"]
 RunStatus = Literal["running", "done", "failed", "killed"]
@@ -68,7 +71,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     records, files, bytes: loaded. lag_seconds, lag_seconds_bound: at its end, None if unknown. status: "killed" is set
     by the next run. error: the message of the failure. reverse: the policy ran from its target to its source. epoch:
     the lease's. dump: its directory. steps: seconds by name, in order. compared: the verification in this run or, with
-    --follow, in the background; None if nothing was verified. not_replicated: objects that differ from the source."""
+    --follow, in the background; None if nothing was verified. not_replicated: objects that differ from the source.
+    service_run: the service's run that did it; empty: none, it was started by hand; None: not known."""
 
     id: str
     policy: str
@@ -92,6 +96,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[str, float] = {}
     compared: Compared | None = None
     not_replicated: tuple[NotReplicated, ...] = ()
+    service_run: str | None = None
 
 
 class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,9 +182,10 @@ class History:
 
 class ShownRun(Run, frozen=True, kw_only=True):
     """A run of the history. `events_of`: the metastore whose event ids from_event and to_event are, on the side that
-    was replicated."""
+    was replicated. `future`: its times are later than now: a clock was ahead."""
 
     events_of: str
+    future: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +203,11 @@ def shown_history(memory: Memory, policy: Policy, limit: int | None) -> ShownHis
     """Returns the newest `limit` runs (None: all)."""
     kept = memory.runs(limit)
     runs = [
-        ShownRun(**msgspec.structs.asdict(run), events_of=policy.target if run.reverse else policy.source)
+        ShownRun(
+            **msgspec.structs.asdict(run),
+            events_of=policy.target if run.reverse else policy.source,
+            future=is_future(run.started),
+        )
         for run in kept.runs
     ]
     return ShownHistory(policy=policy.name, runs=runs, damaged=kept.damaged)
@@ -218,15 +228,16 @@ _HINT: dict[type[Any], str] = {
 class Memory:
     """The memory of one policy. A writer holds its lease: `with memory.lease("sync"): ...`."""
 
-    def __init__(self, root: ChangeRoot, policy: str) -> None:
+    def __init__(self, root: ChangeRoot, policy: str, *, clock: Callable[[], float] = clocks.time) -> None:
         """Opens the memory. `root`: the target's $cmroot, opened, as nothing may be written into a directory that is
-        not a root. Raises ConfigError for a name that cannot be a directory's."""
+        not a root. `clock`: tells which runs are of the future. Raises ConfigError for a name that cannot be a
+        directory's."""
         if not _NAME.fullmatch(policy):
             raise ConfigError(
                 f"{policy!r} is not a valid policy name",
                 hint="use up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
             )
-        self.policy, self.place = policy, Place(root.place) / POLICIES / policy
+        self.policy, self.place, self._clock = policy, Place(root.place) / POLICIES / policy, clock
         self._runs = self.place / "runs"
 
     def lease(self, purpose: str) -> Lease:
@@ -274,8 +285,11 @@ class Memory:
         return len(gone)
 
     def _run_names(self) -> list[str]:
-        """Returns the file names, newest first."""
-        return [name for name in reversed(self._runs.list()) if name.endswith(".json")]
+        """Returns the file names, newest first. Those of the future, which a clock that was ahead has given, come last:
+        none of them is the newest run."""
+        names = [name for name in reversed(self._runs.list()) if name.endswith(".json")]
+        future = stamp(iso(self._clock() + AHEAD))
+        return [name for name in names if name < future] + [name for name in names if name >= future]
 
     # ---- scope and turn -------------------------------------------------------------------------------------------
 
@@ -345,6 +359,11 @@ def policies(root: ChangeRoot) -> Sequence[str]:
 def iso(seconds: float) -> str:
     """Formats seconds since 1970 as in these files, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def is_future(moment: str) -> bool:
+    """Returns True for an ISO 8601 time that a clock must have been ahead to give."""
+    return stamp(moment) >= stamp(iso(clocks.time() + AHEAD))
 
 
 def _file_name(run: Run) -> str:

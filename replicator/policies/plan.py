@@ -36,10 +36,11 @@ from replicator.policies.run import (
     sum_up,
 )
 from replicator.policies.steps import SYNC, Steps, SyncSettings
-from replicator.policies.sync_plan import Cost, PlannedLoad, SyncPlan
+from replicator.policies.sync_plan import Copies, Cost, PlannedLoad, SyncPlan
 from replicator.replay.apply.planning import CHANGES, Price, describe, planned, price
 from replicator.replay.apply.weighing import DROPPED, excess
 
+NAMED = 5_000  # directories of a plan that get copies
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
 
 _METASTORES = ("source_metastore", "target_metastore")  # connection settings
@@ -162,13 +163,21 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
         cost=cost,
         steps=changes,
         gone=bill.weight.gone,
-        digest=_digest([checkpoints, described, asdict(_settled(bill))]),
+        copies=_copies(bill),
+        digest=_digest([checkpoints, described, _settled(bill)]),
     )
 
 
-def _settled(bill: Price) -> Price:
+def _copies(bill: Price) -> list[Copies]:
+    """Returns the directories that get copies, those with the most bytes if there are many, by name."""
+    found = [Copies(directory=name, files=files, bytes=size) for name, (files, size) in bill.copies.items()]
+    return sorted(sorted(found, key=lambda each: -each.bytes)[:NAMED], key=lambda each: each.directory)
+
+
+def _settled(bill: Price) -> dict[str, Any]:
     """Returns the price without the sources of the bytes, which may change; the bytes are the same."""
-    return replace(bill, files_from_source=0, files_from_cmroot=0, files_from_target=0)
+    found = asdict(replace(bill, files_from_source=0, files_from_cmroot=0, files_from_target=0, copies={}))
+    return {name: value for name, value in found.items() if name != "copies"}
 
 
 def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -> list[PlannedLoad]:

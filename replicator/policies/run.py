@@ -7,6 +7,7 @@ a run that was killed at any step: it finishes the interrupted load, and reads t
 
 from __future__ import annotations
 
+import os
 import time as clocks
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from cmroot.root import create_or_open
 from replicator.captures.dumps.dump import Dumped
 from replicator.captures.dumps.layout import Point
 from replicator.core import logging
-from replicator.core.logging import lines_about
+from replicator.core.logging import SERVICE_RUN, lines_about
 from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
@@ -350,7 +351,8 @@ def recorded(report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[
         kept.memory.close_killed(now=clock)
         kept.swept = True
     started = iso(clock())
-    run = Run(id=report.run, policy=report.policy, started=started, epoch=lease.epoch)
+    by = os.environ.get(SERVICE_RUN, "")
+    run = Run(id=report.run, policy=report.policy, started=started, epoch=lease.epoch, service_run=by)
     kept.unreached = None
     if kept.quiet is None:
         kept.memory.write_run(run)
@@ -379,7 +381,8 @@ def record_unreached(kept: Remembering, error: Exception, clock: Callable[[], fl
     policy's lease, nothing is written: that process writes the history."""
     now, text = iso(clock()), f"{type(error).__name__}: {error}"
     before = kept.unreached
-    run = before or Run(id=uuid.uuid4().hex[:12], policy=kept.memory.policy, started=now)
+    by = os.environ.get(SERVICE_RUN, "")
+    run = before or Run(id=uuid.uuid4().hex[:12], policy=kept.memory.policy, started=now, service_run=by)
     with suppress(LeaseHeld), kept.memory.lease("sync") as lease:
         kept.quiet = None
         kept.unreached = msgspec.structs.replace(

@@ -49,10 +49,19 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         return Cost(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """Files to copy into a directory of the target."""
+
+    directory: str
+    files: int
+    bytes: int
+
+
 class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One dump of a plan. `databases`: by their source names; `why`: the reason for a bootstrap. `checkpoints`: of the
     replicas, by name, at planning time. `steps`: objects to drop, create and alter. `digest`: of everything at the
-    target that the load depends on. `gone`: objects moved to the target's `$cmroot`, by name, with files and bytes."""
+    target that the load depends on. `gone`: objects moved to the target's `$cmroot`, by name, with files and bytes.
+    `copies`: by directory of the target."""
 
     dump: str
     id: str
@@ -67,6 +76,7 @@ class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[str, Any]
     digest: str
     gone: list[Gone] = []
+    copies: list[Copies] = []
 
 
 class SyncPlan(Report, msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +120,7 @@ def read_plan(place: str) -> SyncPlan:
     """Reads a plan. Raises FormatError if it is missing, is not a plan, or has a version unknown to this release."""
     hint = "create a new plan with `replicator plan POLICY --out FILE`"
     try:
-        data = as_written(place).read_bytes()
+        data = as_written(place).read_bytes(follow=True)
         about = msgspec.json.decode(data, type=_Versioned)
         if about.format != FORMAT or about.version != VERSION:
             raise FormatError(f"{place}: a {about.format} of version {about.version}, not a plan", hint=hint)

@@ -30,9 +30,8 @@ from replicator.core.service_config import AlertConfig
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.events.scope import Reach, event_life
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.policies.checks import places
+from replicator.policies.checks import NAGIOS, Figure, Finding, nagios_line, places, worst
 from replicator.policies.checks.check import PolicyChecked, check
-from replicator.policies.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
 from replicator.policies.checks.metastores import judge_clock, judge_reach
 from replicator.policies.checks.places import Probed, Room, clock_ahead, judge_store_clocks
 from replicator.policies.checks.policy_health import judge_marks, judge_role_change, judge_runs
@@ -104,6 +103,11 @@ def healths(checked: PolicyChecked) -> dict[str, str]:
 
 def tree(place: Path) -> set[str]:
     return {str(path) for path in place.rglob("*")}
+
+
+def test_single_user_mode_of_ingestion_is_a_warning(scene: Scene) -> None:
+    found = scene.finding("ingestion", single_user=True)
+    assert found.health == "warning" and "approve assets that they created" in found.text
 
 
 # ---- all is well --------------------------------------------------------------------------------------------------
@@ -614,3 +618,9 @@ def test_a_check_that_cannot_be_made_is_unknown_to_nagios(
     out = capsys.readouterr().out
     assert out.startswith("REPLICATOR UNKNOWN - ") and out.count("\n") == 1
     assert run([*arguments]) == 2
+
+
+def test_a_run_of_a_clock_that_was_ahead_is_not_the_last_one() -> None:
+    ahead = Run(id="a", policy="west", started="2027-03-01T08:00:00+00:00", status="done")
+    found = judge_runs(History([ahead], []), schedule=timedelta(minutes=5), now=NOW)
+    assert found.health == "warning" and "in the future" in found.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import NEWEST, covered_at
 from replicator.cli.main import run
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.events.scope import waiting_events
 from replicator.policies.lag import Lag, lag
 
 TEXT = "1\x01one\n"
@@ -70,6 +72,18 @@ def test_a_write_without_an_event_counts_from_the_last_scan(made: Lab, clock: Cl
     assert made.replica().shown() == made.db().shown()
     found = lag_of(made, clock)
     assert (found.status, found.seconds_bound, found.covered_until) == ("current", 0.0, clock.now)
+
+
+def test_waiting_events_beyond_those_examined_are_counted(
+    made: Lab, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.db().table("u", {"one": TEXT})
+    made.db().table("v", {"one": TEXT})
+    found = lag_of(made, clock)
+    assert (len(found.tables), found.unexamined) == (2, 0)
+    monkeypatch.setattr("replicator.policies.lag.waiting_events", partial(waiting_events, limit=1))
+    found = lag_of(made, clock)
+    assert len(found.tables) < 2 and found.unexamined == found.source_event - (found.captured_event or 0) - 1
 
 
 def test_a_scan_that_finds_nothing_moves_the_bound_and_writes_no_segment(made: Lab, clock: Clock) -> None:

@@ -31,12 +31,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> ChangeRoot:
 
 @pytest.fixture
 def memory(root: ChangeRoot) -> Memory:
-    return Memory(root, "nightly")
+    return Memory(root, "nightly", clock=now)
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> Memory:
-    return Memory(create_or_open(str(tmp_path / "cmroot")), "nightly")
+    return Memory(create_or_open(str(tmp_path / "cmroot")), "nightly", clock=now)
 
 
 def run(number: int, *, days_ago: float = 0, **more: Any) -> Run:
@@ -50,6 +50,13 @@ def done(number: int, *, days_ago: float = 0, **more: Any) -> Run:
 
 def now() -> float:
     return NOW
+
+
+def test_runs_of_the_future_come_last(local: Memory) -> None:
+    for each in (done(1, days_ago=2), done(2, days_ago=1), done(3, days_ago=-40)):
+        local.write_run(each)
+    assert [each.id[-1] for each in local.runs().runs] == ["2", "1", "3"]
+    assert [each.id[-1] for each in local.runs(2).runs] == ["2", "1"]
 
 
 # ---- the history --------------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ from replicator.metastore.client import MetastoreReader, warehouse_of
 from replicator.metastore.events.notification_log import change_manager
 from replicator.metastore.events.scope import Patterns, newest_event, read_reach
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.policies.checks import metastores, places, policy_health
-from replicator.policies.checks.finding import Finding, Health, worst
+from replicator.policies.checks import Finding, Health, metastores, places, policy_health, worst
 from replicator.policies.checks.metastores import judge_queues, of_gateway
 from replicator.policies.checks.places import Probed, Room, reported
 from replicator.policies.direction import Pair, former_replicas, runs_in_reverse, survey
@@ -82,9 +81,10 @@ def check(
     clock: Callable[[], float] = clocks.time,
     room: Callable[[str], Room] = places.disk_room,
     gateway: GatewayConfig = NO_GATEWAY,
+    single_user: bool = False,
 ) -> PolicyChecked:
-    """Checks one policy. others: the file's policies, for overlaps; gateway: its requirements for clients. connect:
-    returns a metastore for its configuration."""
+    """Checks one policy. others: the file's policies, for overlaps; gateway: its requirements for clients; single_user:
+    that of its ingestion. connect: returns a metastore for its configuration."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)
     direction = None
@@ -101,6 +101,9 @@ def check(
         run.runs()
         run.places(direction, target)
     run.findings += of_gateway(gateway, policy.source_metastore)
+    if single_user:
+        told = "[ingestion] single_user lets users approve assets that they created"
+        run.findings.append(Finding("ingestion", "warning", told, "remove the key: it is for trying only"))
     status = worst(each.health for each in run.findings)
     backwards = direction is not None and direction.backwards
     seconds = round(clocks.monotonic() - began, 3)

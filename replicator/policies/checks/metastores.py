@@ -19,7 +19,7 @@ from replicator.metastore.client import MetastoreReader
 from replicator.metastore.events.notification_log import digest
 from replicator.metastore.events.scope import TTL, Reach, newest_event, refuse_other_catalog
 from replicator.metastore.fields import ids
-from replicator.policies.checks.finding import Figure, Finding, Health
+from replicator.policies.checks import Figure, Finding, Health
 
 HEADROOM_WARNING, HEADROOM_CRITICAL = 0.5, 0.25
 """Minimum share of the events' retention that must remain for the next event required."""

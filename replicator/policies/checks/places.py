@@ -19,7 +19,7 @@ from cmroot.store.local import device, is_directory, staging_name, status_of
 from cmroot.store.place import Place, as_written, is_local, join, local_path, located, normal, parent, split_authority
 from cmroot.store.s3 import REMOVE_VERSIONS, TEMPORARY
 from replicator.core.text import duration_text, size_text
-from replicator.policies.checks.finding import Figure, Finding, Health
+from replicator.policies.checks import Figure, Finding, Health
 from replicator.policies.checks.metastores import SKEW
 
 ROOM_WARNING, ROOM_CRITICAL = 0.10, 0.02  # shares of a filesystem that should remain free

@@ -27,10 +27,10 @@ from replicator.core.text import bound_text, count_text, duration_text
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.events.scope import Patterns
-from replicator.policies.checks.finding import Figure, Finding, Health
+from replicator.policies.checks import Figure, Finding, Health
 from replicator.policies.direction import Pair
 from replicator.policies.drill_record import Drill
-from replicator.policies.memory import History, RoleChange
+from replicator.policies.memory import AHEAD, History, RoleChange
 from replicator.policies.status import Status
 
 PERIODS_WARNING, PERIODS_CRITICAL = 2, 4  # schedules without a run that succeeded
@@ -278,21 +278,22 @@ def _bound(report: Status) -> float:
 def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:
     """Checks that runs take place and succeed."""
     if history.damaged:
-        hint = "remove them: only these entries of the history are lost"
-        return Finding("last run", "warning", f"damaged records: {_listed(history.damaged)}", hint)
+        text = f"damaged records: {_listed(history.damaged)}"
+        return Finding("last run", "warning", text, "remove them: only these entries of the history are lost")
     ended = [run for run in history.runs if run.status != "running"]
     if not ended:
         return Finding("last run", "ok", "the first run is in progress" if history.runs else "none yet")
     period, success = schedule.total_seconds(), history.last_done
     hint = "run `replicator sync` manually and read its output"
-    failed = (
-        ""
-        if ended[0].status == "done"
-        else f"; the last {ended[0].status}: {ended[0].error or 'no error was recorded'}"
-    )
+    last = ended[0]
+    failed = "" if last.status == "done" else f"; the last {last.status}: {last.error or 'no error was recorded'}"
     if success is None:
         return Finding("last run", "critical", f"none of {len(history.runs)} runs succeeded{failed}", hint)
-    age = max(0.0, now - _seconds(success.ended or success.started))
+    done = success.ended or success.started
+    if _seconds(done) > now + AHEAD:
+        text = f"the only success is of {done}, in the future{failed}"
+        return Finding("last run", "warning", text, "check the clocks of the hosts that run the policy")
+    age = max(0.0, now - _seconds(done))
     figure = Figure("since_success", age, "s", period * PERIODS_WARNING, period * PERIODS_CRITICAL)
     late: Health = "warning" if age > period * PERIODS_WARNING or failed else "ok"
     health: Health = "critical" if age > period * PERIODS_CRITICAL else late
@@ -304,10 +305,8 @@ def judge_role_change(change: RoleChange | None) -> list[Finding]:
     """Reports a role change that is not completed."""
     if change is None or change.ended:
         return []
-    text = (
-        f"{change.verb} began at {change.started} and waits at "
-        f"{change.waiting[0].name if change.waiting else 'its end'}"
-    )
+    waits = change.waiting[0].name if change.waiting else "its end"
+    text = f"{change.verb} began at {change.started} and waits at {waits}"
     return [Finding("turn", "critical", text, f"run `replicator {change.verb}` again: it continues where it stopped")]
 
 
