@@ -24,7 +24,7 @@ from replicator.commands.purge import (
 )
 from replicator.core.audit import AuditShown
 from replicator.core.not_replicated import PARTIAL
-from replicator.lifecycle.purge.certify import Certificate
+from replicator.lifecycle.purge.certificate_file import Certificate
 from replicator.lifecycle.purge.run import Purged
 
 metastore_option = click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
@@ -44,14 +44,9 @@ def purge() -> None:
 
 @purge.command()
 @options_of(purge_run, engine=True)
-@click.option(
-    "--allow-gaps",
-    is_flag=True,
-    help="End with 0 despite gaps: white-listed tables or partitions that are not searched.",
-)
 @json_options
 @pass_session
-def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> int:
+def run(session: Session, /, as_json: bool, **given: Any) -> int:
     """Erase the rows of all ids from the described tables.
 
     These are the white-listed tables with a descriptor. One Spark job per table finds the rows. Partitions without
@@ -62,17 +57,21 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
     Spark reads the rows, and only in the server's default catalog (Hive 3 and newer), so there is no --catalog.
 
     Safe to kill and to run again: the same command continues. Exit 3 if a partition could not be purged or a
-    white-listed table has no descriptor; 6 if there are no ids or no tables; 7 while another purge holds the lease.
+    white-listed table has no descriptor, or with --certify while copies remain; 6 if there are no ids or no tables; 7
+    while another purge holds the lease.
 
     \b
     Example:
       replicator purge run --metastore prod --cmroot /cm --ids gdpr.requests:customer --table-whitelist sales --dry-run
       replicator purge run --metastore prod --cmroot /cm --properties compliance.pull
+      replicator purge run --metastore prod --cmroot /cm --ids gdpr.requests:customer --certify --expedite --grace 0s
     """
     tell_if_first(given["cmroot"], given["dry_run"])
     done = session.call(purge_run, **given)
-    emit(done, as_json, _purged_lines(done))
-    return 0 if done.is_whole and (allow_gaps or not done.gaps) else PARTIAL
+    lines = [*_purged_lines(done), *(_certificate_lines(done.certificate, given) if done.certificate else ())]
+    emit(done, as_json, lines)
+    is_certified = done.certificate is None or done.certificate.is_whole
+    return 0 if done.is_whole and is_certified and (given["allow_gaps"] or not done.gaps) else PARTIAL
 
 
 @purge.command()
@@ -119,7 +118,7 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def undo(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Restore a backup of a partition: one metastore call, and no copy if its directory still exists.
+    """Restore a backup: its files return to their places by renames.
 
     The erased rows are then back, too: purge again if that is not intended. The replaced data is kept as trash
     until `retain` recycles it.
@@ -208,6 +207,7 @@ def _certificate_lines(done: Certificate, given: dict[str, Any]) -> list[str]:
         ("never found", _never_found(done.never_found, done.near_misses)),
         ("erased", shortened(f"{table}: {count_text(rows, 'row')}" for table, rows in sorted(done.erased.items()))),
         ("searched", shortened(done.searched)),
+        ("no persons", _without_persons(done.without_persons)),
         ("views", shortened(f"{each['view']} reads {each['reads']}" for each in done.views)),
         ("replicas", shortened(done.replicas)),
         ("expedited", f"{count_text(done.expedited_files, 'file')}" if given.get("expedite") else None),
@@ -223,6 +223,10 @@ def _never_found(count: int | None, near: int | None) -> str | None:
     if not count:
         return None
     return f"{count_text(count, 'id')}, in no table" + (f"; {near:,} of these have a near match" if near else "")
+
+
+def _without_persons(stated: Iterable[dict[str, Any]]) -> Any:
+    return shortened(f"{each['table']}: {each['reason']} (stated by {each['by']})" for each in stated)
 
 
 def _holding_line(each: dict[str, Any]) -> str:
@@ -241,18 +245,20 @@ def _purged_lines(done: Purged) -> Iterable[str]:
             ("tables", shortened(_table_line(table) for table in done.tables)),
             ("not purged", shortened(_failures(done))),
             ("gaps", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
+            ("no persons", _without_persons(done.without_persons)),
             ("took", took(done.seconds)),
         ]
     )
 
 
 def _table_line(table: Any) -> str:
-    if not table.rows_erased:
+    if not (table.rows_erased or table.dropped):
         return f"{table.table}: no row has an id, in {count_text(table.partitions, 'partition')}"
     return (
         f"{table.table}: {count_text(table.rows_erased, 'row')} in {table.swapped:,} of"
         f" {count_text(table.partitions, 'partition')}, {count_text(table.files_rewritten, 'file')} rewritten"
         + (f" ({size_text(table.bytes_rewritten)})" if table.bytes_rewritten else "")
+        + (f", {count_text(table.dropped, 'partition')} dropped" if table.dropped else "")
     )
 
 

@@ -26,11 +26,17 @@ from replicator.commands.options import (
 )
 from replicator.core.option import Between, Moment, Natural, arg, opt
 from replicator.core.policy import same_metastore
+from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
 from replicator.lifecycle.purge.backup_actions import BackupRestored, Retain, Retained, restore_backup
 from replicator.lifecycle.purge.backups import BackupList, list_backups
-from replicator.lifecycle.purge.certificate_file import recorded_certificate, refuse_existing, write_certificate
-from replicator.lifecycle.purge.certify import Certificate, Replica, certify
+from replicator.lifecycle.purge.certificate_file import (
+    Certificate,
+    recorded_certificate,
+    refuse_existing,
+    write_certificate,
+)
+from replicator.lifecycle.purge.certify import Replica, certify
 from replicator.lifecycle.purge.options import (
     BackupRestoreSettings,
     CertifyOptions,
@@ -74,35 +80,9 @@ class ErasureOptions(Limited, OfPolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PurgeRunOptions(ErasureOptions, Removing):
-    attempts: Annotated[Annotated[int, Between(1, 100)], opt("Attempts for a partition with concurrent writes.")] = 3
+class Certifying(ErasureOptions):
+    """Options of a certification."""
 
-
-@verb(PurgeRunOptions)
-def purge_run(options: PurgeRunOptions) -> Purged:
-    """Erases the rows of all ids from the white-listed tables with a descriptor. The replaced data remains as a backup,
-    which `purge_undo` restores and `purge_retain` recycles. Creates the root if it does not exist. Safe to kill and to
-    run again: the same request continues. A dry run only counts rows.
-
-        replicator.purge_run("prod", "/cm", "gdpr.requests:customer", whitelist="sales", field_path="privacy.column")
-
-    Raises UsageError if the ids are not given; Refused if there are no ids or no tables, or if more would be rewritten
-    than the limits allow; LeaseHeld while another purge holds the lease. The report's `gaps` lists tables that were not
-    purged."""
-    asked = options.asked(options.attempts)
-    make = partial(Purge, options=asked)
-    with options.working(make, options.cmroot, options.metastore, dry_run=options.dry_run) as job:
-        return job.run(dry_run=options.dry_run)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PurgeCertifyOptions(ErasureOptions):
-    renamed: ClassVar = {"readers": "grace"}
-
-    run: Annotated[
-        str | None,
-        opt("The ids and tables of this purge, or of the `latest`, instead of --ids.", metavar="ID", envvar="RUN_"),
-    ] = None
     replica_cmroot: Annotated[
         Sequence[str], opt("Change-management root of a replica without a policy; repeatable.", metavar="PLACE")
     ] = ()
@@ -113,10 +93,82 @@ class PurgeCertifyOptions(ErasureOptions):
         timedelta, opt("With --expedite: keep backups younger than this; set it to the duration of your longest query.")
     ] = timedelta(hours=2)
     allow_gaps: Annotated[
-        bool, opt("Certify despite gaps: white-listed tables or partitions that were not searched.")
+        bool, opt("Certify, and end with 0, despite gaps: white-listed tables or partitions that were not searched.")
     ] = False
     out: CertificateFile = None
     overwrite: OverwriteFile = False
+
+    def refuse_existing(self) -> None:
+        """Raises Exists for an existing file `out` without `overwrite`."""
+        if self.out is not None and not self.overwrite:
+            refuse_existing(self.out)
+
+    def certified(self, asked: PurgeOptions, run: str | None, runtime: Runtime) -> Certificate:
+        """Certifies a run, or the ids of `asked`, and writes the certificate to `out`."""
+        root = open_existing(self.cmroot)
+        with ExitStack() as stack:
+            metastore = stack.enter_context(self.connected(self.metastore))
+            replicas = [
+                Replica.of(policy, stack.enter_context(self.connected(policy.target_metastore)))
+                for policy in self.settings.policies.values()
+                if same_metastore(policy.source, metastore.uri) and str(as_written(policy.cmroot)) == root.place
+            ]
+            roots = [str(as_written(each)) for each in self.replica_cmroot]
+            how = CertifyOptions(roots, run, self.expedite, self.allow_gaps, self.grace, self.limits)
+            done = certify(metastore, root, asked, how, replicas, runtime)
+        if self.out is not None:
+            write_certificate(done, self.out, overwrite=self.overwrite)
+        return done
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeRunOptions(Certifying, Removing):
+    attempts: Annotated[Annotated[int, Between(1, 100)], opt("Attempts for a partition with concurrent writes.")] = 3
+    certify: Annotated[
+        bool,
+        opt(
+            "Certify the run when it has ended, as `purge certify --run` does, but in the same Spark. The options of "
+            "`purge certify` apply."
+        ),
+    ] = False
+
+
+@verb(PurgeRunOptions)
+def purge_run(options: PurgeRunOptions) -> Purged:
+    """Erases the rows of all ids from the white-listed tables with a descriptor. The replaced data remains as a backup,
+    which `purge_undo` restores and `purge_retain` recycles. Creates the root if it does not exist. Safe to kill and to
+    run again: the same request continues. A dry run only counts rows.
+
+        replicator.purge_run("prod", "/cm", "gdpr.requests:customer", whitelist="sales", field_path="privacy.column")
+
+    certify: the report's `certificate` is that of the run. Raises UsageError if the ids are not given, for both
+    `certify` and `dry_run`, and for options of a certificate without `certify`; Exists, before it begins, for an
+    existing file `out` without `overwrite`; Refused if there are no ids or no tables, or if more would be rewritten
+    than the limits allow; LeaseHeld while another purge holds the lease. The report's `gaps` lists tables that were not
+    purged."""
+    asked = options.asked(options.attempts)
+    if options.certify:
+        if options.dry_run:
+            raise UsageError("certify and dry_run are both given", hint="a dry run erases nothing to certify")
+        options.refuse_existing()
+    elif options.expedite or options.out is not None or options.replica_cmroot:
+        raise UsageError("expedite, out and replica_cmroot are of a certificate", hint="give certify, too")
+    make = partial(Purge, options=asked)
+    with options.working(make, options.cmroot, options.metastore, dry_run=options.dry_run) as job:
+        done = job.run(dry_run=options.dry_run)
+        if options.certify:
+            done.certificate = options.certified(PurgeOptions(""), done.run, job.runtime)
+    return done
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeCertifyOptions(Certifying):
+    renamed: ClassVar = {"readers": "grace"}
+
+    run: Annotated[
+        str | None,
+        opt("The ids and tables of this purge, or of the `latest`, instead of --ids.", metavar="ID", envvar="RUN_"),
+    ] = None
 
 
 @verb(PurgeCertifyOptions)
@@ -129,23 +181,10 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
 
     Raises UsageError for an unknown run, or if the ids are not given; Refused if there are none; Exists, before it
     begins, for an existing file `out` without `overwrite`."""
-    if options.out is not None and not options.overwrite:
-        refuse_existing(options.out)
+    options.refuse_existing()
     asked = options.asked() if options.run is None else PurgeOptions("")
-    root = open_existing(options.cmroot)
-    with ExitStack() as stack:
-        metastore = stack.enter_context(options.connected(options.metastore))
-        replicas = [
-            Replica.of(policy, stack.enter_context(options.connected(policy.target_metastore)))
-            for policy in options.settings.policies.values()
-            if same_metastore(policy.source, metastore.uri) and str(as_written(policy.cmroot)) == root.place
-        ]
-        roots = [str(as_written(each)) for each in options.replica_cmroot]
-        how = CertifyOptions(roots, options.run, options.expedite, options.allow_gaps, options.grace, options.limits)
-        done = certify(metastore, root, asked, how, replicas, stack.enter_context(options.runtime()))
-    if options.out is not None:
-        write_certificate(done, options.out, overwrite=options.overwrite)
-    return done
+    with options.runtime() as runtime:
+        return options.certified(asked, options.run, runtime)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +261,9 @@ class PurgeUndoOptions(OfPolicy):
 
 @verb(PurgeUndoOptions)
 def purge_undo(options: PurgeUndoOptions) -> BackupRestored:
-    """Restores a backup of a partition: one metastore call, and no copy if its directory still exists. The erased rows
-    are then back, too. The replaced data remains as trash. Safe to run twice: a restored backup is reported as such.
+    """Restores a backup of a partition: its files return to their places by renames; a backup of an earlier release is
+    switched back by one metastore call. The erased rows are then back, too. The replaced data remains as trash. Safe to
+    run twice: a restored backup is reported as such.
 
         replicator.purge_undo("prod", "/cm", "sales.orders", "day=2026-03-01")
 

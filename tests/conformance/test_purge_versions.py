@@ -100,7 +100,7 @@ def test_replaced_objects_keep_metadata_tags_and_storage_class(
     """The new object, and the old one in the backup."""
     at = f"t-{whole}"
     attributes = {"Metadata": {"team": "risk"}, "ContentType": "text/csv", "StorageClass": "STANDARD_IA"}
-    attributes["ServerSideEncryption"] = "AES256"
+    attributes |= {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "key-of-the-writer"}
     filesystem.call_s3(
         "put_object", Bucket="versioned", Key=f"{at}/a", Body=b"old", Tagging="law=gdpr&a+b=1%2B2", **attributes
     )

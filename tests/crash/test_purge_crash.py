@@ -9,16 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 from faults import Fault, delayed, run_with
+from hmsclient.genthrift.hive_metastore import ttypes
 from purges import DESCRIPTOR, Warehouse
 
 from cmroot.root import ChangeRoot
 from replicator.cli.main import run
-from replicator.errors import LeaseHeld, Refused
+from replicator.core.model import ColumnStatistic, Statistics
+from replicator.errors import FilesMissing, LeaseHeld, ObjectNotFound, Refused
 from replicator.lifecycle.purge import replacing
 from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.backups import backups
-from replicator.lifecycle.purge.options import BackupRestoreSettings
+from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions
 from replicator.lifecycle.purge.state import runs
+from replicator.metastore.codecs import struct_to_tjson
 
 pytestmark = pytest.mark.removals
 
@@ -135,11 +138,14 @@ def test_a_swap_that_is_killed_between_two_files_shows_each_row_once(
     assert [row for row in shown if row[0] % 10] == staying and len(set(shown)) == len(shown)
     begun = when not in ("not begun", "aside")
     assert (len(shown) < 100) == begun
+    with pytest.raises(ObjectNotFound):
+        restore_backup(warehouse.metastore, root, BackupRestoreSettings(f"{db}.t", "k=0"))
     if again == "retain":
         assert run(["purge", "retain", *place, "--json"]) == 0
         assert len(warehouse.rows(f"{db}.t")) == (90 if begun else 100)
         assert notes(warehouse, db) == {UNREAD}
-    assert warehouse.purge(root, warehouse.ids, db).status == "done"
+    done = warehouse.purge(root, warehouse.ids, db)
+    assert (done.status, done.rows_erased) == ("done", 10), "also those that were erased before the kill"
     assert warehouse.rows(f"{db}.t") == staying and notes(warehouse, db) == {UNREAD}
     (backup,) = backups(root.place)
     home = Path(warehouse.home_of(f"{db}.t"))
@@ -292,3 +298,124 @@ def test_a_second_purge_is_told_of_the_first(warehouse: Warehouse, capsys: pytes
         arguments = ["purge", "run", "--metastore", warehouse.running.uri, "--cmroot", root.place, "--ids", "a.b:c"]
         assert run([*arguments, "--json"]) == 7
     assert json.loads(capsys.readouterr().out)["error"] == "LeaseHeld"
+
+
+DROPS = {
+    "files remain": Fault("before", "rename", "/incoming/"),
+    "files are gone": Fault("after", "rename", "/incoming/"),
+    "before the drop": Fault("before", "thrift", "drop.* partition"),
+    "after the drop": Fault("after", "thrift", "drop.* partition"),
+}
+
+
+@pytest.mark.parametrize("when", DROPS)
+def test_a_drop_of_partitions_that_is_killed_is_taken_up_again_and_can_be_undone(
+    warehouse: Warehouse, when: str
+) -> None:
+    db = f"drop_{when}".replace(" ", "_")
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE TABLE {db}.t (v STRING) PARTITIONED BY (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT concat('x', id), id FROM range(10, 13)",
+    )
+    texts = ttypes.StringColumnStatsData(maxColLen=3, avgColLen=3.0, numNulls=0, numDVs=3)
+    column = ColumnStatistic("v", "string", struct_to_tjson(ttypes.ColumnStatisticsData(stringStats=texts)))
+    warehouse.metastore.set_table_statistics(Statistics(db, "t", None, (column,), 1))
+    before, root = warehouse.rows(f"{db}.t"), warehouse.root(db)
+    place = ["--metastore", warehouse.running.uri, "--cmroot", root.place]
+    arguments = ["--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]"]
+    killed = run_with(DROPS[when], ["purge", "run", *place, "--ids", warehouse.ids, *arguments])
+    assert killed.killed and killed.reached, killed
+    asked = PurgeOptions(warehouse.ids, db, "privacy.column")
+    of_partition = BackupRestoreSettings(f"{db}.t", "id=10"), BackupRestoreSettings(f"{db}.t", "id=10", undo=True)
+    for each in of_partition:
+        with pytest.raises(ObjectNotFound):
+            restore_backup(warehouse.metastore, root, each)
+    early = warehouse.certify(root, asked, run="latest")
+    assert early.status != "certified" and "has not ended" in early.gaps[0]["reason"], early
+
+    again = warehouse.purge(root, warehouse.ids, db)
+    assert (again.status, again.resumed, again.rows_erased) == ("done", True, 1), again.tables
+    assert warehouse.metastore.partition_names(db, "t") == ["id=11", "id=12"]
+    assert warehouse.metastore.table_statistics(db, "t", ["v"]) is None
+    (unit,) = runs(root.place)[0].units().values()
+    assert (unit.state, unit.backup, unit.partition) == ("DONE", "recycled", "id=10")
+    found = warehouse.certify(root, asked)
+    assert found.searched == [f"{db}.t"] and {each["what"] for each in found.holding} == {"$cmroot"}
+    assert found.erased == {f"{db}.t": 1}
+
+    back = restore_backup(warehouse.metastore, root, of_partition[0])
+    assert back.status == "restored" and warehouse.rows(f"{db}.t") == before
+    with pytest.raises(ObjectNotFound, match="no restore to undo"):
+        restore_backup(warehouse.metastore, root, of_partition[1])
+
+
+@pytest.mark.parametrize(("kind", "settles"), [("", "itself"), ("EXTERNAL", "itself"), ("EXTERNAL", "another")])
+def test_a_partition_that_its_owner_drops_after_a_kill_leaves_no_files(
+    warehouse: Warehouse, kind: str, settles: str, tmp_path: Path
+) -> None:
+    db, location = f"owner_{kind.lower()}_{settles}", f"LOCATION '{tmp_path}/t'" if kind else ""
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE {kind} TABLE {db}.t (v STRING) PARTITIONED BY (id BIGINT) STORED AS PARQUET {location}"
+        f" TBLPROPERTIES ({DESCRIPTOR})",
+        f"ALTER TABLE {db}.t ADD PARTITION (id = 10) LOCATION '{tmp_path}/apart'",
+        f"INSERT INTO {db}.t SELECT concat('x', id), id FROM range(10, 13)",
+        f"CREATE TABLE {db}.more AS SELECT 11L AS member",
+    )
+    root, whole = warehouse.root(db), PurgeOptions(warehouse.ids, f"{db}.t", "privacy.column")
+    place = ["--metastore", warehouse.running.uri, "--cmroot", root.place]
+    arguments = ["--table-whitelist", f"{db}.t", "--field-path", "privacy.column", "--master", "local[2]"]
+    killed = run_with(DROPS["files remain"], ["purge", "run", *place, "--ids", warehouse.ids, *arguments])
+    assert killed.killed and killed.reached and list((tmp_path / "apart").glob("part-*")), killed
+    warehouse.sql(f"ALTER TABLE {db}.t DROP PARTITION (id = 10)")
+    assert any((tmp_path / "apart").glob("part-*")) == bool(kind)
+    if settles == "another":
+        assert warehouse.purge(root, f"{db}.more:member", f"{db}.t").rows_erased == 1
+        early = warehouse.certify(root, whole, expedited=True)
+        assert (early.status, [gap["table"] for gap in early.gaps]) == ("gaps", [f"{db}.t/id=10"]), early
+
+    again = warehouse.purge(root, warehouse.ids, f"{db}.t")
+    assert (again.status, again.tables[0].dropped, again.rows_erased) == ("done", 1, 1), again.tables
+    assert not (tmp_path / "apart").exists()
+    asked = BackupRestoreSettings(f"{db}.t", "id=10")
+    if not kind:
+        with pytest.raises(FilesMissing, match="1 of 1 files"):
+            restore_backup(warehouse.metastore, root, asked)
+        return
+    for run_ in ("latest", None):
+        found = warehouse.certify(root, whole, run=run_)
+        assert (found.status, found.gaps, found.erased) == ("remaining", [], {f"{db}.t": 1}), found
+        assert {each["what"] for each in found.holding} == {"$cmroot"}, found
+    assert restore_backup(warehouse.metastore, root, asked).status == "restored"
+    assert ("x10", 10) in warehouse.rows(f"{db}.t")
+
+
+@pytest.mark.parametrize("when", ["files are gone", "before the drop"])
+def test_a_killed_drop_that_another_request_completes_is_proved_and_can_be_undone(
+    warehouse: Warehouse, when: str
+) -> None:
+    db = f"other_{when}".replace(" ", "_")
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE TABLE {db}.t (v STRING) PARTITIONED BY (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT concat('x', id), id FROM range(10, 13)",
+        f"CREATE TABLE {db}.more AS SELECT 10L AS member",
+    )
+    before, root, more = warehouse.rows(f"{db}.t"), warehouse.root(db), f"{db}.more:member"
+    place = ["--metastore", warehouse.running.uri, "--cmroot", root.place]
+    arguments = ["--table-whitelist", f"{db}.t", "--field-path", "privacy.column", "--master", "local[2]"]
+    killed = run_with(DROPS[when], ["purge", "run", *place, "--ids", warehouse.ids, *arguments])
+    assert killed.killed and killed.reached, killed
+
+    other = warehouse.purge(root, more, f"{db}.t")
+    assert (other.status, other.resumed, other.tables[0].dropped) == ("done", False, 1), other.tables
+    assert other.rows_erased == 1, "of the file that the killed run has moved, too"
+    assert warehouse.metastore.partition_names(db, "t") == ["id=11", "id=12"]
+    for ids in (more, warehouse.ids):
+        found = warehouse.certify(root, PurgeOptions(ids, f"{db}.t", "privacy.column"))
+        assert (found.status, found.erased) == ("remaining", {f"{db}.t": 1}), found
+        assert {each["what"] for each in found.holding} == {"$cmroot"}, found
+
+    back = restore_backup(warehouse.metastore, root, BackupRestoreSettings(f"{db}.t", "id=10"))
+    assert (back.status, back.from_cmroot > 0) == ("restored", True) and warehouse.rows(f"{db}.t") == before

@@ -1,10 +1,13 @@
-"""The page docs/runbooks/erase-a-person.md, run as it stands."""
+"""The page docs/runbooks/erase-a-person.md, run as it stands, and the first example of docs/purge.md."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
 from lab import Lab
+from purges import Warehouse
 from runbooks import play
 
 from replicator.metastore.embedded.running import Running
@@ -37,3 +40,28 @@ def test_the_page_ends_with_a_certificate(source_metastore: Running, target_meta
     assert after["orders/p=new"] == before["orders/p=new"] and after["orders/p=old"] != before["orders/p=old"]
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and b"person 3\n" in path.read_bytes()]
     assert not holding
+
+
+def test_the_first_example_of_the_manual_erases_and_certifies(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/purge.md").read_text()
+    example = page[page.index("## A first purge") : page.index("## Describe a table")]
+    made, cleared = re.findall(r"```sql\n(.*?)```", example, re.DOTALL)
+    warehouse.sql(
+        "CREATE DATABASE sales",
+        "CREATE TABLE sales.orders (customer BIGINT, item STRING) PARTITIONED BY (day INT) STORED AS PARQUET",
+        "INSERT INTO sales.orders VALUES (4711, 'tea', 1), (815, 'cup', 1), (815, 'pot', 1), (1, 'tin', 1)",
+        "INSERT INTO sales.orders VALUES (2, 'x', 2)",
+        *filter(None, map(str.strip, made.split(";"))),
+    )
+    (tmp_path / "replicator.toml").write_text(f'[metastores.prod]\nuri = "{warehouse.running.uri}"\n')
+    (tmp_path / "page.md").write_text(example.replace("/cm", str(tmp_path / "cm")))
+    monkeypatch.chdir(tmp_path)
+
+    play(tmp_path / "page.md", {})
+
+    warehouse.sql(*filter(None, map(str.strip, cleared.split(";"))))
+    assert warehouse.rows("gdpr.requests") == []
+    assert warehouse.rows("sales.orders") == [(1, "tin", 1), (2, "x", 2)]
+    assert not list((tmp_path / "cm/purge").rglob("ids/*")), "the run's own copy of the ids"

@@ -17,7 +17,7 @@ from cmroot.errors import FormatError, UnknownPlace
 from cmroot.names import check_entries, is_below
 from cmroot.store.place import folded, resolved, split_authority
 from replicator.errors import Refused
-from replicator.replay.apply.work import is_one_file
+from replicator.replay.apply.origins import is_one_file
 from replicator.replay.placement import Placement
 
 HOME, TARGET, EXTERNAL, MAPPED = "/src/shop.db", "/dst/copy.db", "/dst/external", "/mapped/here"

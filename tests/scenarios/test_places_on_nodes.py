@@ -132,6 +132,30 @@ def test_jobs_that_remove_leave_and_name_them(nodes: Running, tmp_path: Path) ->
         vacuum(*asked)
 
 
+def test_a_purge_reads_none_of_them_and_purges_the_other_tables(pair: Lab, tmp_path: Path) -> None:
+    db, secret = pair.source, tmp_path / "secret"
+    (secret / "key").write_text("1\x01of this host\n")
+    at_secret(db, "whole", secret)
+    db.partitioned("parts", {"x": {"f": "1\x01x\n"}})
+    db.metastore.add_partitions(db.name, "parts", [db.partition("y", secret)])
+    db.table("fine", {"f": "1\x01erased\n2\x01stays\n"})
+    db.table("ids", {"f": "1\x01\n"})
+    for name in ("whole", "parts", "fine"):
+        db.alter(name, **{"dataset.descriptor": '{"privacy": {"column": "a"}}'})
+    common = ("--metastore", pair.source_uri, "--cmroot", str(tmp_path / "root"))
+    asked = ("--ids", f"{db.name}.ids:a", "--table-whitelist", f"{db.name}.whole|parts|fine")
+    purged = command("purge", "run", *common, *asked)
+    assert (purged.code, purged.output["rows_erased"]) == (3, 1), purged
+    assert [(each["table"], each["reason"]) for each in purged.output["gaps"]] == [(f"{db.name}.whole", ON_NODES)]
+    errors = {each["table"]: each["error"] for each in purged.output["tables"]}
+    assert errors == {f"{db.name}.fine": "", f"{db.name}.parts": f"partition p=y: {ON_NODES}"}
+    assert (secret / "key").read_text() == "1\x01of this host\n" and len(list(secret.iterdir())) == 1
+
+    certified = command("purge", "certify", *common, "--run", "latest", "--expedite", "--grace", "0s")
+    assert (certified.code, certified.output["status"]) == (3, "gaps"), certified
+    assert {each["table"] for each in certified.output["gaps"]} == {f"{db.name}.whole", f"{db.name}.parts"}
+
+
 def test_a_check_names_them(nodes: Running, target_metastore: Running, tmp_path: Path) -> None:
     found = Lab(nodes, target_metastore, tmp_path)
     found.db().table("t", {"f": "of this host\n"})

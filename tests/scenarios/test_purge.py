@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,10 +15,11 @@ from purges import DESCRIPTOR, Warehouse
 from replicator.cli.output import begin_logging, end_logging, lines_on_stdout
 from replicator.core.logging import LogConfig, Watch
 from replicator.core.runtime import Silent
-from replicator.errors import ObjectNotFound
+from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.purge.backup_actions import restore_backup
 from replicator.lifecycle.purge.backups import backups
-from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
+from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions, RetainOptions
+from replicator.lifecycle.purge.state import runs
 
 pytestmark = pytest.mark.removals
 
@@ -54,11 +56,39 @@ def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse, capsys: py
     assert (unit["rows"], unit["matched"], unit["rows_after"]) == (301, 10, 291)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     told = {each["progress"]: each for each in lines if each["line"] == "progress"}
-    assert list(told) == [f"{what} a.p, table 1 of 1" for what in ("list", "search", "purge")]
+    of_table = [f"{what} a.p, table 1 of 1" for what in ("list", "search", "purge")]
+    assert list(told) == ["start Spark", "read ids", *of_table, "count ids that no table has"]
     written = told["purge a.p, table 1 of 1"]
     assert (written["steps"], written["of_steps"]) == (1, 1), "partitions with an id"
     assert written["files"] == written["of_files"] == table.files_rewritten and written["bytes"] > 0
     assert warehouse.purge(root, warehouse.ids, "a").rows_erased == 0
+
+
+def test_a_run_is_certified_by_its_own_ids_only(warehouse: Warehouse) -> None:
+    """Also when its copy of them is gone, and its table has others now."""
+    warehouse.sql(
+        "CREATE DATABASE own",
+        f"CREATE TABLE own.t (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO own.t SELECT id FROM range(0, 20)",
+        "CREATE TABLE own.gone (member BIGINT) STORED AS PARQUET",
+        "INSERT INTO own.gone VALUES (1), (2)",
+    )
+    root, asked = warehouse.root("own"), PurgeOptions("own.gone:member", "own.t", "privacy.column")
+    assert warehouse.purge(root, asked.ids, asked.whitelist).rows_erased == 2
+    warehouse.sql("INSERT OVERWRITE own.gone VALUES (3)", "REFRESH TABLE own.gone")
+    found = warehouse.certify(root, asked, run="latest", expedited=True)
+    assert (found.status, found.count) == ("certified", 2), "by its own copy, which goes with the last backup"
+    assert not list(Path(runs(root.place)[0].place).glob("ids/*"))
+    for others in ("(3)", "(30), (40)"):
+        warehouse.sql(f"INSERT OVERWRITE own.gone VALUES {others}", "REFRESH TABLE own.gone")
+        with pytest.raises(Refused, match="other ids now"):
+            warehouse.certify(root, asked, run="latest")
+    warehouse.sql("INSERT OVERWRITE own.gone VALUES (2), (1)", "REFRESH TABLE own.gone")
+    assert warehouse.certify(root, asked, run="latest").status == "certified"
+    (directory,) = runs(root.place)
+    directory.write_run(msgspec.structs.replace(directory.read_run(), ids_digest=""))  # as earlier releases did
+    with pytest.raises(Refused, match="earlier release"):
+        warehouse.certify(root, asked, run="latest")
 
 
 def test_a_backup_can_be_put_back_and_that_undone_and_goes_in_the_end(warehouse: Warehouse) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from purges import DESCRIPTOR, Warehouse
 from cmroot.root import open_existing
 from replicator.cli.main import run
 from replicator.core.model import Partition
-from replicator.lifecycle.purge.certify import Certificate, Replica
+from replicator.lifecycle.purge.certificate_file import Certificate
+from replicator.lifecycle.purge.certify import Replica
 from replicator.lifecycle.purge.options import PurgeOptions, RetainOptions, WhiteList
 from replicator.lifecycle.purge.run import described
 from replicator.metastore.embedded.running import Running
@@ -77,7 +80,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     replication.sync()
     assert not files_with(target / f"{db}.db", NAME)
     asked = PurgeOptions(warehouse.ids, db, "privacy.column")
-    tables, gaps = described(replication.target.metastore, WhiteList.parse(db), asked)
+    tables, gaps, _ = described(replication.target.metastore, WhiteList.parse(db), asked)
     assert not tables and "purge at its primary" in gaps[0].reason
     synced = prove()
     assert held(synced) == {"backup", "$cmroot", "replica's $cmroot"}
@@ -126,6 +129,68 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
     assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
     reported = {(each["why"], each["until"]) for each in found.holding}
     assert reported == {("rows were erased from it", "it is removed by hand")}
+
+
+def test_a_place_that_a_table_had_is_searched_or_a_gap(
+    warehouse: Warehouse, source_metastore: Running, tmp_path: Path
+) -> None:
+    lab, first, second = Lab(source_metastore, source_metastore, tmp_path), tmp_path / "first", tmp_path / "second"
+    db = lab.name
+    warehouse.sql(
+        f"CREATE DATABASE {db} LOCATION '{tmp_path}/source.db'",
+        f"CREATE EXTERNAL TABLE {db}.t (id BIGINT, v STRING) STORED AS TEXTFILE LOCATION '{first}'"
+        f" TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT id, 'first' FROM range(0, 50)",
+    )
+    assert lab.capture().code == 0
+    warehouse.sql(
+        f"ALTER TABLE {db}.t SET LOCATION '{second}'", f"INSERT INTO {db}.t SELECT id, 'second' FROM range(0, 50)"
+    )
+    assert lab.capture().code == 0
+    root, asked = open_existing(str(lab.cmroot)), PurgeOptions(warehouse.ids, f"{db}.t", "privacy.column")
+    assert warehouse.purge(root, warehouse.ids, f"{db}.t").rows_erased == 5
+    assert lab.capture().code == 0
+    found = warehouse.certify(root, asked, expedited=True)
+    held = {(each["what"], each["path"], each["why"]) for each in found.holding}
+    older = "an older state of the table, which was not searched"
+    assert held == {("table", str(path), older) for path in first.glob("part-*")}, found
+    shutil.rmtree(first)
+    first.symlink_to(first)
+    found = warehouse.certify(root, asked, expedited=True)
+    assert (found.status, [gap["table"] for gap in found.gaps]) == ("gaps", [f"{db}.t"]), found
+    assert f"not searched: {first}, where it is or was (" in found.gaps[0]["reason"], found
+    first.unlink()
+    assert warehouse.certify(root, asked, expedited=True).status == "certified"
+
+
+def test_what_a_snapshot_replaced_on_a_replica_is_not_certified(
+    warehouse: Warehouse, source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    lab = Lab(source_metastore, target_metastore, tmp_path, publish="snapshot", publish_delay="1h")
+    db = f"{lab.name}_a"
+    warehouse.sql(
+        f"CREATE DATABASE {db} LOCATION '{tmp_path}/source/{db}.db'",
+        f"CREATE TABLE {db}.t (id BIGINT, v STRING) ROW FORMAT DELIMITED FIELDS"
+        f" TERMINATED BY ',' STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT id, concat('member-of-the-club-', id) FROM range(0, 100)",
+    )
+    lab.sync()
+    warehouse.sql(f"ALTER TABLE {db}.t RENAME TO {db}.u")
+    lab.sync()
+    root, asked = open_existing(str(tmp_path / "cmroot")), PurgeOptions(warehouse.ids, db, "privacy.column")
+    assert warehouse.purge(root, warehouse.ids, db).rows_erased == 10
+
+    def proved() -> Certificate:
+        warehouse.certify(root, asked, Replica.of(lab.policy, connect(lab.policy.target)), expedited=True)
+        lab.sync()
+        return warehouse.certify(root, asked, Replica.of(lab.policy, connect(lab.policy.target)), expedited=True)
+
+    found, left = proved(), files_with(tmp_path / "target" / f"{db}.db" / ".published", NAME)
+    assert left and found.status == "remaining", found
+    assert {each["path"] for each in found.holding if each["what"] == "replica"} >= left, found
+    lab.keys["publish_delay"] = "1ms"
+    lab.sync()
+    assert proved().status == "certified"
 
 
 def test_what_nobody_read_of_a_purged_partition_is_not_certified_until_it_is_gone(
@@ -228,3 +293,30 @@ def test_gaps_are_not_certified_and_the_certificate_is_written(
         text = (tmp_path / f"again.{page}").read_text()
         assert "certified: nothing holds the erased data any more" in text and "gaps.t" in text and "10 ids" in text
     assert run(["purge", "certificate", "--cmroot", root.place, "--run", "nosuch"]) == 1
+
+
+def test_a_run_and_its_certificate_start_one_spark(source_metastore: Running, tmp_path: Path) -> None:
+    """Each Java process writes a line; a start of Spark is two of them, a launcher and the driver."""
+    lab = Lab(source_metastore, source_metastore, tmp_path)
+    db = lab.db()
+    db.table("t", {"f": "1\x01goes\n2\x01stays\n"})
+    db.table("requests", {"f": "1\x01\n"})
+    db.alter("t", **{"dataset.descriptor": '{"privacy": {"column": "a"}}'})
+    common = ["--metastore", source_metastore.uri, "--cmroot", str(tmp_path / "root")]
+    asked = ["--ids", f"{db.name}.requests:a", "--table-whitelist", f"{db.name}.t"]
+    out = tmp_path / "certificate.json"
+    certified = ["--certify", "--expedite", "--grace", "0s", "--out", str(out)]
+    words = [sys.executable, "-m", "replicator", "purge", "run", *common, *asked, *certified, "--json"]
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": "-Dcounted=true"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("Picked up JAVA_TOOL_OPTIONS")) == (0, 2), done.stderr
+    report = json.loads(done.stdout)
+    assert (report["rows_erased"], report["certificate"]["status"]) == (1, "certified")
+    assert report["certificate"] == json.loads(out.read_bytes()) and report["certificate"]["runs"] == [report["run"]]
+    assert (db.home / "t/f").read_text() == "2\x01stays\n"
+
+
+@pytest.mark.parametrize("more", [["--certify", "--dry-run"], ["--expedite"], ["--out", "certificate.json"]])
+def test_options_of_a_certificate_need_one(tmp_path: Path, more: list[str]) -> None:
+    words = ["purge", "run", "--metastore", "thrift://nosuch:1", "--cmroot", str(tmp_path), "--ids", "a.b:c", *more]
+    assert run(words) == 2

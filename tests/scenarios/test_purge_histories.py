@@ -17,7 +17,8 @@ from purge_worlds import MARK, World, person_of
 from purges import Warehouse
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.lifecycle.purge.certify import Certificate, Replica
+from replicator.lifecycle.purge.certificate_file import Certificate
+from replicator.lifecycle.purge.certify import Replica
 from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
+from replicator.lifecycle.purge.options import PurgeOptions
+
 pytestmark = pytest.mark.removals
 
 SERDES = {
@@ -92,6 +94,33 @@ def test_what_a_search_does_not_read_is_named(warehouse: Warehouse) -> None:
     assert {gap["table"] for gap in done.gaps} == {"unread.t/k=1", "unread.t/k=2", "unread.t/k=3"}
     assert "sub-directories" in done.gaps[0]["reason"] and "no reader" in done.gaps[1]["reason"]
     assert done.rows_erased == 5
+
+
+def test_rows_in_files_that_are_named_like_sidecars_and_marks_are_named(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE crc",
+        f"CREATE TABLE crc.t (id BIGINT, k INT) USING parquet PARTITIONED BY (k) TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO crc.t SELECT /*+ COALESCE(1) */ id, int(id DIV 25) FROM range(0, 125)",
+        f"CREATE TABLE crc.small (id BIGINT) STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+    )
+    home, small = Path(warehouse.home_of("crc.t")), Path(warehouse.home_of("crc.small"))
+    names = "rows._COPYING_", "rows.crc", ".rows.crc", "_rows.crc", "_committed_1.parquet"
+    for name, called in enumerate(names):
+        (path,) = (home / f"k={name}").glob("part-*")
+        path.rename(path.with_name(called))
+    assert list(home.glob("k=2/.part-*.crc")), "of a file that is gone: no rows are in it"
+    (small / "a.crc").write_text("10\n")
+    root = warehouse.root("crc")
+    done = warehouse.purge(root, warehouse.ids, "crc")
+    assert done.rows_erased == 3 and {gap["table"]: gap["reason"].partition(": ")[2] for gap in done.gaps} == {
+        "crc.t/k=0": "files in sub-directories, or named *._COPYING_, such as rows._COPYING_",
+        "crc.t/k=2": "files that no reader reads as rows: .rows.crc",
+        "crc.t/k=3": "files that no reader reads as rows: _rows.crc",
+        "crc.t/k=4": "files that no reader reads as rows: _committed_1.parquet",
+    }
+    (small / ".old").write_text("10\n")
+    found = warehouse.certify(root, PurgeOptions(warehouse.ids, "crc.small", "privacy.column"), expedited=True)
+    assert [each["path"] for each in found.holding] == [str(small / ".old")], found
 
 
 def test_files_of_which_readers_miss_rows_are_named(warehouse: Warehouse) -> None:

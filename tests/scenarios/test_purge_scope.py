@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,3 +116,76 @@ def test_a_column_whose_collation_is_not_binary_is_a_gap(warehouse: Warehouse) -
     asked = PurgeOptions("collated.gone:member", "collated.t|b", "privacy.column")
     found = warehouse.certify(root, asked, expedited=True)
     assert (found.status, [gap["table"] for gap in found.gaps]) == ("gaps", ["collated.t"])
+
+
+def stated(**more: object) -> str:
+    """A descriptor that states that a table holds no persons."""
+    said = {"persons": "none", "by": "dpo@example.org", "reason": "a catalogue of products", **more}
+    return f"'dataset.descriptor'='{json.dumps(said)}'"
+
+
+def test_a_table_without_persons_is_no_gap_until_it_gets_another_column(warehouse: Warehouse) -> None:
+    columns = ["SKU", "box.width", "box.parts.name", "`a.b`", "day"]
+    warehouse.sql(
+        "CREATE DATABASE none",
+        f"CREATE TABLE none.t (id BIGINT, v STRING) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO none.t SELECT id, 'v' FROM range(0, 50)",
+        "CREATE TABLE none.products (sku STRING, box STRUCT<width: INT, parts: ARRAY<STRUCT<name: STRING>>>,"
+        f" `a.b` INT) PARTITIONED BY (day STRING) STORED AS PARQUET TBLPROPERTIES ({stated(columns=columns)})",
+        f"CREATE TABLE none.own (n INT) USING parquet TBLPROPERTIES ({stated(columns=['n'])})",
+    )
+    root, asked = warehouse.root("none"), PurgeOptions(warehouse.ids, "none", "privacy.column")
+    done = warehouse.purge(root, warehouse.ids, "none")
+    assert (done.status, done.rows_erased, done.gaps) == ("done", 5, [])
+    statement = {"by": "dpo@example.org", "reason": "a catalogue of products"}
+    wanted = [{"table": "none.own", **statement}, {"table": "none.products", **statement}]
+    assert done.without_persons == wanted
+    found = warehouse.certify(root, asked, expedited=True)
+    assert (found.status, found.searched, found.without_persons) == ("certified", ["none.t"], wanted)
+    assert "none.own: a catalogue of products (stated by dpo@example.org)" in as_text(found)
+
+    warehouse.sql("ALTER TABLE none.products ADD COLUMNS (buyer STRING, maker STRUCT<mail: STRING>)")
+    warehouse.sql("ALTER TABLE none.own ADD COLUMNS (guest STRING)")
+    found = warehouse.certify(root, asked)
+    assert found.status == "gaps" and not found.without_persons
+    reasons = {gap["table"]: gap["reason"] for gap in found.gaps}
+    assert "but not of buyer, maker.mail: the statement is void" in reasons["none.products"]
+    assert "but not of guest: the statement is void" in reasons["none.own"]
+    again = warehouse.purge(root, warehouse.ids, "none").gaps
+    assert {gap["table"]: gap["reason"] for gap in again} == reasons
+
+
+def test_a_statement_about_a_table_with_an_avro_schema_does_not_count(warehouse: Warehouse) -> None:
+    schema = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}'
+    warehouse.sql(
+        "CREATE DATABASE by_schema",
+        f"CREATE TABLE by_schema.t (id BIGINT) STORED AS AVRO TBLPROPERTIES ({stated(columns=['id'])},"
+        f" 'avro.schema.literal'='{schema}')",
+        f"CREATE TABLE by_schema.own (id BIGINT) STORED AS AVRO TBLPROPERTIES ({stated(columns=['id'])})",
+        f"CREATE TABLE by_schema.u (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+    )
+    done = warehouse.purge(warehouse.root("by_schema"), warehouse.ids, "by_schema", dry_run=True)
+    assert [each["table"] for each in done.without_persons] == ["by_schema.own"]
+    (gap,) = done.gaps
+    assert gap["table"] == "by_schema.t" and "its Avro schema" in gap["reason"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({}, "needs the texts"),
+        ({"columns": ["id"], "by": ""}, "needs the texts"),
+        ({"columns": "id"}, "needs the texts"),
+        ({"columns": ["id"], "ids": {"former": []}}, "contradicts `ids`"),
+        ({"columns": ["id"], "privacy": {"column": "id"}}, "and a column at privacy.column"),
+    ],
+)
+def test_an_incomplete_statement_is_invalid(warehouse: Warehouse, said: dict[str, object], why: str) -> None:
+    warehouse.sql(
+        "CREATE DATABASE IF NOT EXISTS unsure",
+        f"CREATE TABLE IF NOT EXISTS unsure.t (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "DROP TABLE IF EXISTS unsure.said",
+        f"CREATE TABLE unsure.said (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({stated(**said)})",
+    )
+    (gap,) = warehouse.purge(warehouse.root("unsure"), warehouse.ids, "unsure", dry_run=True).gaps
+    assert (gap["table"], gap["invalid"]) == ("unsure.said", True) and why in gap["reason"]

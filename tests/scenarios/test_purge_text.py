@@ -13,7 +13,8 @@ from purges import DESCRIPTOR, Warehouse
 from replicator.cli.main import run
 from replicator.core.model import Column
 from replicator.core.text import quoted_name, quoted_text
-from replicator.lifecycle.purge.options import onboard, struct_fields
+from replicator.lifecycle.purge.matching import struct_fields
+from replicator.lifecycle.purge.options import onboard
 
 pytestmark = pytest.mark.removals
 

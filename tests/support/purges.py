@@ -15,7 +15,8 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.runtime import Runtime, Silent
 from replicator.core.spark import SparkEngine, hive_settings
 from replicator.lifecycle.purge.backup_actions import Retain, Retained
-from replicator.lifecycle.purge.certify import Certificate, Replica, certify
+from replicator.lifecycle.purge.certificate_file import Certificate
+from replicator.lifecycle.purge.certify import Replica, certify
 from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.run import Purge, Purged
 from replicator.lifecycle.removal.removal import Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cmroot.pins import iso
 from replicator.core.audit import begin_audit
-from replicator.lifecycle.purge.certify import Certificate
+from replicator.lifecycle.purge.certificate_file import Certificate
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
 
 PURGE = "1700000000000-0123abcd"

@@ -13,8 +13,7 @@ from cmroot.errors import Exists
 from cmroot.root import create_or_open
 from replicator.core.audit import AuditLog, Refusal, Removal, read_audit
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.lifecycle.purge.certificate_file import as_page, as_text, write_certificate
-from replicator.lifecycle.purge.certify import Certificate
+from replicator.lifecycle.purge.certificate_file import Certificate, as_page, as_text, write_certificate
 
 FORGED = "t<script>alert(1)</script>\x1b[2K\nOutcome\n  certified"
 

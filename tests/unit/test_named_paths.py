@@ -22,8 +22,8 @@ ROOMS = {name.partition(".")[2] for name in PACKAGES if name.count(".") == 1}
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 ELSEWHERE = {
-    "docs/service.md": r"(cmroot|ingestion|lifecycle|policies)/.*",  # addresses of the API, and names of roots
-    "docs/tutorial.md": r"shop\.py",  # which the reader writes
+    "docs/service.md": r"(cmroot|ingestion|policies)/.*",  # addresses of the API, and names of roots
+    "docs/tutorial.md": r"sql\.py",  # which the reader writes
 }
 """By page, what looks like a path of this repository, and is none."""
 

@@ -21,9 +21,10 @@ from cmroot.errors import Error
 from cmroot.lease import acquire
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
-from cmroot.store.place import Place, join, normal
+from cmroot.store.place import join, normal
 from replicator.core.audit import Removal, begin_audit
 from replicator.core.model import Table
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.not_replicated import Report
 from replicator.core.option import parse_time
 from replicator.core.roles import follows, mark_of
@@ -36,11 +37,16 @@ from replicator.lifecycle.purge.backups import (
     backups,
     drop_version,
     due,
+    forget_ids,
     late,
+    matched_at,
     old_versions,
     recorded,
     recycled_of,
+    refuse_changed,
+    rows_in,
 )
+from replicator.lifecycle.purge.file_names import add_again
 from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
 from replicator.lifecycle.purge.replacing import brought_back, put_back, rows_of
 from replicator.lifecycle.purge.rewrite.rewrite_task import FileWork, carry
@@ -60,7 +66,7 @@ from replicator.lifecycle.purge.swapping import (
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at, parts_of
 from replicator.lifecycle.removal.job import Job, Removals
 from replicator.lifecycle.removal.removal import Judged, refuse_excess
-from replicator.metastore.client import Metastore, checked
+from replicator.metastore.client import Metastore, checked, warehouse_of
 from replicator.metastore.events.scope import refuse_other_catalog
 
 # ---- purge undo ------------------------------------------------------------------------------------------------------
@@ -106,15 +112,23 @@ def restore_backup(
         if not dry_run and settle_restores(metastore, root.place, clock):
             known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
             backup = _chosen(known, options)
-        if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
+        database = metastore.database(db)
+        if why := follows(db, mark_of(database.parameters, db), "restore"):
             raise Refused(why, hint="a replica matches its primary again after the next run")
         current = metastore.table(db, name)
+        place = backup.unit.old if backup.unit.dropped else current.location or ""
+        if is_on_nodes(place, database.location, warehouse_of(metastore)):
+            raise Refused(f"{table} {partition}: {ON_NODES}", hint="restore it where its directories are")
+        if backup.unit.dropped:
+            return _added_again(metastore, root, current, backup, dry_run=dry_run, clock=clock)
         parts = list(parts_of(metastore, current, [partition]))
         if not parts or parts[0].name != partition:
             raise ObjectNotFound(
                 f"{table} has no partition {partition!r}", hint="write it as `show partitions` prints it"
             )
         (part,) = parts
+        if is_on_nodes(part.location, database.location, warehouse_of(metastore)):
+            raise Refused(f"{table} {partition}: {ON_NODES}", hint="restore it where its directories are")
         reported = _reported_before(options, part, backup)
         if reported.status == "unchanged":
             return reported
@@ -128,7 +142,7 @@ def restore_backup(
             unit = put_back(metastore, current, part, backup, (directory, run), clock, lease.check)
         else:
             if not reported.from_cmroot:
-                _refuse_changed(backup)
+                refuse_changed(backup)
             unit = _switch_back(metastore, current, part, backup, (directory, run), clock, known)
         drop_column_statistics(metastore, current, [partition])
         run = settle_counts(metastore, directory, run, unit.table)
@@ -143,6 +157,32 @@ def restore_backup(
         )
     reported.status, reported.run, reported.event = "restored", run.id, unit.event
     reported.replaced = unit.aside or reported.replaced
+    return reported
+
+
+def _added_again(
+    metastore: Metastore, root: ChangeRoot, table: Table, backup: Backup, *, dry_run: bool, clock: Callable[[], float]
+) -> BackupRestored:
+    """Restores a partition that the purge has dropped."""
+    was, when = backup.unit, iso(backup.unit.time)
+    reported = BackupRestored("planned", was.table, was.partition, was.old, "", when, rows=was.rows)
+    _warn(reported, backup, undo=False)
+    if dry_run:
+        return reported
+    directory, run = new_run(root.place, {"restore": was.table, "metastore": metastore.uri}, clock)
+    directory.write_run(run)
+    reported.from_cmroot = add_again(metastore, root.place, table, backup)
+    counts = {"rows": 0, "rows_after": was.rows, "bytes": 0, "bytes_after": was.bytes}
+    counts |= {"files": was.files_before, "files_before": 0, "matched": 0}
+    unit = msgspec.structs.replace(was, backup="restored", dropped={}, new=was.old, recycled_by="", **counts)
+    directory.write_units([unit.at("DONE", clock, event=metastore.current_event_id())])
+    backup.set(backup="restored")
+    run = settle_counts(metastore, directory, run, was.table)
+    directory.write_run(msgspec.structs.replace(run, status="done", ended=iso(clock())))
+    begin_audit(root.place, PURGE, run=run.id, clock=clock).changed(
+        was.table, f"restore of the partition dropped at {when}", what="restore", partition=was.partition, path=was.old
+    )
+    reported.status, reported.run, reported.event = "restored", run.id, metastore.current_event_id()
     return reported
 
 
@@ -161,14 +201,6 @@ def _reported_before(options: BackupRestoreSettings, part: Part, backup: Backup)
             hint="a writer has moved it since: set the location back, or copy the rows that you need from the backup",
         )
     return BackupRestored("planned", options.table, part.name, part.location, "", when, rows=rows_of(part, was)[1])
-
-
-def _refuse_changed(backup: Backup) -> None:
-    if gone := late(look_at(backup.place), recorded(backup)).gone:
-        raise Refused(
-            f"{backup.place}: {len(gone)} files have changed or are missing, such as {gone[0]}",
-            hint="a writer has changed the backup: inspect it before you use it",
-        )
 
 
 def _switch_back(
@@ -194,13 +226,13 @@ def _switch_back(
         time=clock(),
         old=part.location,
         new=backup.place,
-        rows=_rows(part),
-        rows_after=figures.rows if figures.rows >= 0 else _rows(part),
+        rows=rows_in(part),
+        rows_after=figures.rows if figures.rows >= 0 else rows_in(part),
         bytes=sum(state.size for state in replaced),
         bytes_after=figures.bytes,
         files=figures.files,
         files_before=sum(is_data(state.path_relative) for state in replaced),
-        matched=_matched(known, part),
+        matched=matched_at(known, part),
     )
     directory.write_files([unit.file_row(state) for state in replaced])
     directory.write_units([unit])
@@ -242,19 +274,6 @@ def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
         reported.warnings.append(
             f"{backup.unit.matched:,} rows erased by run {backup.directory.id} are back: purge again, or undo this"
         )
-
-
-def _matched(known: Iterable[Backup], part: Part) -> int:
-    """Returns the number of erased rows that a restore brought back, if the part is at that location."""
-    here = normal(part.location)
-    return next(
-        (each.unit.matched for each in known if each.unit.backup == "restored" and normal(each.place) == here), 0
-    )
-
-
-def _rows(part: Part) -> int:
-    text = part.obj.parameters.get("numRows", "")
-    return int(text) if text.isdecimal() else 0
 
 
 # ---- purge retain ----------------------------------------------------------------------------------------------------
@@ -342,7 +361,7 @@ class Retain(Job[Judged, Retained]):
     def finish(self) -> None:
         self.done.staging = remove_leftovers(self.root.place, self.metastore, self.live, self.check)
         self.check()
-        _forget_ids(self.root.place)
+        forget_ids(self.root.place)
 
     def _due(self) -> Iterator[tuple[Removal, Due]]:
         """Yields the backups to recycle; adopts their late files first."""
@@ -434,14 +453,3 @@ def _reported(removal: Removal, why: str = "") -> dict[str, Any]:
         "reason": removal.reason,
     }
     return {**reported, "refused": why} if why else reported
-
-
-def _forget_ids(root: str) -> None:
-    """Deletes the ids of runs without remaining backups, and those that killed runs have found: personal data, too."""
-    for directory in runs(root):
-        if directory.read_run().status == "running":
-            continue
-        for name in (directory.matched, join(directory.place, "found")):
-            Place(name).remove_own_tree()
-        if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
-            Place(directory.ids).remove_own_tree()

@@ -1,4 +1,5 @@
-"""Backups: the files that purges and restores have replaced, according to the records of the runs. Reads only.
+"""Backups: the files that purges and restores have replaced, according to the records of the runs. Reads only, but for
+`forget_ids` and `restore_contents`.
 
 A backup is complete if its files are those recorded before the swap. Of runs of earlier releases it is the directory at
 the table's former location: files that a writer started earlier has added since are late, and their rows in no table.
@@ -7,7 +8,7 @@ the table's former location: files that a writer started earlier has added since
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -15,14 +16,16 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
+from cmroot.keep.restore import restore_file
 from cmroot.pins import iso
+from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState
-from cmroot.store.place import join, normal
+from cmroot.store.place import Place, join, located, normal, parent, remove_if_empty
 from replicator.core.audit import REMOVED, Removal, read_audit
 from replicator.core.model import Table
 from replicator.core.not_replicated import Rows
 from replicator.core.text import time_text
-from replicator.errors import ObjectNotFound
+from replicator.errors import Error, FilesMissing, ObjectNotFound, Refused
 from replicator.lifecycle.purge.options import RetainOptions
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at, parts_of
@@ -60,6 +63,14 @@ def backups(root: str) -> Iterator[Backup]:
         for unit in directory.units().values():
             if unit.backup:
                 yield Backup(directory, unit, trash)
+
+
+def purged_sizes(root: str, table: str) -> dict[str, tuple[int, int]]:
+    """Returns the files of data and their bytes after the last purge or restore of each part of a table ("db.table"),
+    by name. Includes a swap that runs: the metastore has its figures before its end is recorded."""
+    units = (unit for directory in runs(root) for unit in directory.units().values() if unit.table == table)
+    known = (unit for unit in units if unit.backup or unit.state == "VERIFIED")
+    return {unit.partition: (unit.files, unit.bytes_after) for unit in known}
 
 
 @dataclass
@@ -167,6 +178,82 @@ def due(known: list[Backup], options: RetainOptions, now: float) -> list[Due]:
 
 def _days(age: timedelta) -> str:
     return f"{age.total_seconds() / 86400:.1f} days"
+
+
+def refuse_changed(backup: Backup) -> None:
+    """Raises Refused if files of a backup, a directory, have changed or are missing."""
+    if gone := late(look_at(backup.place), recorded(backup)).gone:
+        raise Refused(
+            f"{backup.place}: {len(gone)} files have changed or are missing, such as {gone[0]}",
+            hint="a writer has changed the backup: inspect it before you use it",
+        )
+
+
+def matched_at(known: Iterable[Backup], part: Part) -> int:
+    """Returns the number of erased rows that a restore brought back, if the part is at that location."""
+    here = normal(part.location)
+    return next(
+        (each.unit.matched for each in known if each.unit.backup == "restored" and normal(each.place) == here), 0
+    )
+
+
+def rows_in(part: Part) -> int:
+    """Returns the number of rows according to the metastore; 0 if it is unknown."""
+    text = part.obj.parameters.get("numRows", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def forget_ids(root: str) -> None:
+    """Deletes the ids of runs without remaining backups, and those that killed runs have found: personal data, too."""
+    for directory in runs(root):
+        if directory.read_run().status == "running":
+            continue
+        for name in (directory.matched, join(directory.place, "found")):
+            Place(name).remove_own_tree()
+        if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
+            Place(directory.ids).remove_own_tree()
+
+
+# ---- dropped partitions ----------------------------------------------------------------------------------------------
+# What a partition had that a purge has dropped, and its files from `$cmroot`.
+
+
+def restore_contents(root: str, unit: Unit, contents: Mapping[str, tuple[str, int]], top: str) -> None:
+    """Restores files of a partition; those that it has restored are removed again if one cannot be."""
+    written = list[str]()
+    try:
+        for name, (checksum, size) in contents.items():
+            place = join(unit.old, name)
+            if not located(place).exists():
+                restore_file(root, checksum, size, place)
+                written.append(place)
+            elif checksum_at(place) != (checksum, size):
+                raise Refused(f"{place} is another file than the partition had", hint="move it away, and undo again")
+    except Error as error:
+        for place in written:
+            located(place).remove()
+        if remove_if_empty(unit.old):
+            remove_empty_above(unit.old, top)
+        if isinstance(error, Refused):
+            raise
+        raise FilesMissing(f"{unit.name}: {place} cannot be restored: {error.message}", hint=error.hint) from error
+
+
+def contents_of(backup: Backup) -> dict[str, set[tuple[str, int]]]:
+    """Returns the contents, as (checksum, size), of all files that a dropped partition had, by name."""
+    unit, found = backup.unit, dict[str, set[tuple[str, int]]]()
+    for table in backup.directory.files():
+        fits = pc.and_(pc.equal(table["table"], unit.table), pc.equal(table["partition"], unit.partition))
+        for row in table.filter(pc.and_(fits, pc.is_valid(table["checksum"]))).to_pylist():
+            found.setdefault(row["name"], set()).add((row["checksum"], row["size"]))
+    return found
+
+
+def remove_empty_above(place: str, top: str) -> None:
+    """Removes the directories between a partition and its table that have no other partition: they may name the id."""
+    above = parent(normal(place))
+    while above.startswith(f"{normal(top)}/") and remove_if_empty(above):
+        above = parent(above)
 
 
 # ---- old versions ----------------------------------------------------------------------------------------------------

@@ -1,21 +1,80 @@
-"""Certificates as files: JSON for programs, text or HTML for users; and certificates recorded in the audit."""
+"""Certificates: the file contents to search for, the report, its JSON, text and HTML files, and certificates recorded
+in the audit."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
 from cmroot.errors import Exists
-from cmroot.store.place import as_written
+from cmroot.log.captured import ADD, RELEASE, Segment, segments
+from cmroot.store.place import as_written, join, normal
 from replicator.core.audit import read_audit
+from replicator.core.not_replicated import Report
 from replicator.core.text import count_text, printable, size_text
 from replicator.errors import ObjectNotFound
-from replicator.lifecycle.purge.certify import Certificate
-from replicator.lifecycle.purge.state import PURGE
+from replicator.lifecycle.purge.options import PurgeGap
+from replicator.lifecycle.purge.state import PURGE, RecordedUnit, RunDirectory
+from replicator.lifecycle.purge.table_files import ERASED, OLDER, SIDECAR, UNREAD, Content, Key
 
 Section = tuple[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A remaining copy of data from before the purge. what: table, backup, $cmroot, replica, replica's $cmroot. why:
+    the reason that it must be removed; until: the event that will remove it."""
+
+    what: str
+    object: str
+    path: str
+    bytes: int
+    why: str
+    until: str
+    where: str = ""
+
+
+@dataclass
+class Certificate(Report):
+    """The report. status: "certified"; "remaining" if copies remain; "gaps" if none was found, but not everything was
+    searched. holding: all remaining copies. searched: tables whose files were all read, and in which no row has an id.
+    gaps: white-listed tables, partitions of others, and materialized views of searched tables, that were not searched.
+    without_persons: white-listed tables that hold none according to their descriptors: by whom, and why. views: those
+    that read a searched table; they have no rows of their own, or were rebuilt since. replicas: of one of
+    the tables. erased: rows that the purges erased, by table. never_found: the number of ids that no purge of these has
+    found in any table; None if unknown. near_misses: how many of these a table had in another spelling."""
+
+    status: str
+    ids: str
+    count: int
+    runs: list[str]
+    time: str
+    event: int
+    searched: list[str] = field(default_factory=list)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    without_persons: list[dict[str, Any]] = field(default_factory=list)
+    views: list[dict[str, Any]] = field(default_factory=list)
+    erased: dict[str, int] = field(default_factory=dict)
+    never_found: int | None = None
+    near_misses: int | None = None
+    contents: int = 0
+    replicas: list[str] = field(default_factory=list)
+    holding: list[dict[str, Any]] = field(default_factory=list)
+    expedited_files: int = 0
+    expedited_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no copy remains, and everything that had to be searched was searched."""
+        return self.status == "certified"
 
 
 def refuse_existing(place: str) -> None:
@@ -98,6 +157,8 @@ def _sections(certificate: Certificate) -> Iterator[Section]:
     erased = [f"{table}: {count_text(rows, 'row')}" for table, rows in sorted(certificate.erased.items())]
     yield "Rows that were erased, by table", erased
     yield "Tables that were searched, with no row of these ids", certificate.searched
+    stated = [f"{each['table']}: {each['reason']} (stated by {each['by']})" for each in certificate.without_persons]
+    yield "Tables without persons, by their descriptors", stated
     yield "Views of these tables", [_view(each) for each in certificate.views]
     yield "Replicas that were checked", certificate.replicas
     yield "Remaining copies", [_holding(each) for each in certificate.holding]
@@ -133,3 +194,70 @@ def _holding(each: dict[str, object]) -> str:
 
 def _exists(place: str) -> Exists:
     return Exists(f"{place} already exists", hint="--overwrite replaces it, or --out names another file")
+
+
+# ---- contents --------------------------------------------------------------------------------------------------------
+# The contents that must be gone after a purge: those of files that had rows erased, and of older states of the purged
+# tables, which were not searched. Reads only.
+
+
+_EMPTY = {(xxhash.xxh3_128_hexdigest(each), len(each)) for each in (b"", SIDECAR + (512).to_bytes(4, "big"))}
+"""The contents of an empty file, and of Hadoop's checksums of one: a header, equal for all."""
+
+
+def erased_contents(purged: Sequence[RecordedUnit]) -> Iterator[Content]:
+    """Yields the previous contents of files that were rewritten in these partitions, and of files that no reader reads.
+    Omits empty files, and the checksums of such."""
+    keys: dict[RunDirectory, set[tuple[str, str]]] = {}
+    for directory, unit in purged:
+        keys.setdefault(directory, set()).add(unit.key)
+    for directory, several in keys.items():
+        for table in directory.files():
+            for row in table.filter(pc.is_valid(table["checksum"])).to_pylist():
+                if (row["table"], row["partition"]) in several and (row["checksum"], row["size"]) not in _EMPTY:
+                    place, why = join(row["location"], row["name"]), ERASED if row["matched"] else UNREAD
+                    yield Content(row["checksum"], row["size"], row["table"], row["partition"], place, why)
+
+
+def older_contents(root: str, tables: Collection[str]) -> tuple[dict[Key, Content], dict[str, set[str]]]:
+    """Returns the contents that tables ("db.table") formerly had, according to the captured log, and by table the
+    locations that it and its partitions have had. Holds in memory a row for each content that they ever had."""
+    counts: dict[Key, int] = {}
+    seen: dict[Key, Content] = {}
+    places: dict[str, set[str]] = {}
+    for row in _rows(segments(root), {table.lower() for table in tables}):
+        key = (row["checksum"], row["size"])
+        counts[key] = counts.get(key, 0) + (1 if row["op"] == ADD else -1)
+        place = join(row["location"] or "", row["path"] or "")
+        seen[key] = content = Content(*key, f"{row['db']}.{row['table']}", row["partition"] or "", place, OLDER)
+        places.setdefault(content.table, set()).add(row["location"] or "")
+    older = {key: content for key, content in seen.items() if counts[key] <= 0 and key not in _EMPTY}
+    return older, {name: {normal(each) for each in several if each} for name, several in places.items()}
+
+
+def _rows(log: Sequence[Segment], tables: set[str]) -> Iterator[dict[str, Any]]:
+    columns = ["op", "db", "table", "partition", "location", "path", "size", "checksum"]
+    wanted = pa.array(sorted(tables), pa.string())
+    for segment in log:
+        for batch in segment.file_batches(columns):
+            rows = pa.Table.from_batches([batch])
+            names = pc.binary_join_element_wise(rows["db"], rows["table"], ".")
+            fits = pc.and_(pc.is_in(names, wanted), pc.is_in(rows["op"], pa.array([ADD, RELEASE])))
+            fits = pc.and_(fits, pc.and_(pc.is_valid(rows["checksum"]), pc.is_valid(rows["size"])))
+            yield from rows.filter(pc.fill_null(fits, False)).to_pylist()
+
+
+@dataclass(frozen=True)
+class Sought:
+    """The search of a certificate. contents: by checksum and size; shared: those of `shared_contents`; places: where
+    tables ("db.table") and their partitions are or were, outside of the table's present directory. gaps: gets the
+    directories that could not be searched."""
+
+    contents: Mapping[Key, Content]
+    shared: Collection[tuple[str, Key]] = ()
+    places: Mapping[str, set[str]] = field(default_factory=dict)
+    gaps: list[PurgeGap] = field(default_factory=list)
+
+    def of(self, table: str) -> Mapping[Key, Content]:
+        """Returns what may not be in the directories of a table ("db.table")."""
+        return {key: each for key, each in self.contents.items() if (table, key) not in self.shared}

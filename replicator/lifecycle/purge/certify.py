@@ -13,10 +13,13 @@
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Self
+
+import msgspec
 
 from cmroot.expire.plans import expedite, look_at_contents
 from cmroot.expire.retention import LIVE, ends_when
@@ -24,19 +27,21 @@ from cmroot.keep.content import content_name
 from cmroot.keep.versions import keeps_versions, why_versions_unseen
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
-from cmroot.store.place import Place, join, normal, resolved
+from cmroot.store.place import join, normal, resolved
 from replicator.core.audit import AuditLog, begin_audit
 from replicator.core.engine import AutoEngine
-from replicator.core.not_replicated import Report
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.policy import Policy, matching_databases
-from replicator.core.runtime import Runtime, watched
+from replicator.core.runtime import Runtime
 from replicator.core.spark import hive_settings
-from replicator.errors import Error, ObjectNotFound, UsageError
+from replicator.errors import Error, FormatError, ObjectNotFound
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backup_actions import Retain
 from replicator.lifecycle.purge.backups import backups
+from replicator.lifecycle.purge.certificate_file import Certificate, Holding, Sought, erased_contents, older_contents
 from replicator.lifecycle.purge.file_columns import look_at_all
-from replicator.lifecycle.purge.ids import Ids, LossyIds, open_ids, read_ids
+from replicator.lifecycle.purge.file_names import NamedIds, refuse_on_nodes
+from replicator.lifecycle.purge.ids import Ids, LossyIds, ids_of
 from replicator.lifecycle.purge.options import (
     CertifyOptions,
     Onboarded,
@@ -45,24 +50,33 @@ from replicator.lifecycle.purge.options import (
     RetainOptions,
     WhiteList,
 )
-from replicator.lifecycle.purge.run import Derived, derived, described, materialized_at, warehouse_of
+from replicator.lifecycle.purge.rewrite.formats import Unsupported
+from replicator.lifecycle.purge.run import Derived, derived, described, materialized_at, unended
 from replicator.lifecycle.purge.searching import searched
-from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
+from replicator.lifecycle.purge.state import (
+    PURGE,
+    RunDirectory,
+    Unit,
+    erased_rows,
+    recorded_units,
+    runs_of,
+    swapped_units,
+)
 from replicator.lifecycle.purge.table_files import (
     Content,
     copies,
     directories_of,
-    erased_contents,
     is_below,
     kept_versions,
     look_at,
-    older_contents,
     parts_of,
+    shared_contents,
 )
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
-from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.client import Metastore, MetastoreReader, warehouse_of
 from replicator.metastore.events.scope import Patterns, refuse_other_catalog
 from replicator.metastore.newer_servers import refuse_for_spark
+from replicator.replay.placement import Placement, is_published
 from replicator.replay.replica import LAST_ID
 
 VERSIONS = "this version is deleted, by hand or a rule of the bucket"
@@ -72,13 +86,16 @@ VERSIONS = "this version is deleted, by hand or a rule of the bucket"
 @dataclass(frozen=True)
 class Replica:
     """A managed replica: a policy's name, its target, the target's `$cmroot`, the names of databases there, and a
-    predicate that is True if a table ("db", "table") of the source is replicated."""
+    predicate that is True if a table ("db", "table") of the source is replicated. mappings, external: of locations, as
+    in Placement; None: in the target's warehouse."""
 
     name: str
     target: MetastoreReader
     root: str
     target_name: Callable[[str], str]
     replicates: Callable[[str, str], bool]
+    mappings: tuple[tuple[str, str], ...] = ()
+    external: str | None = None
 
     @classmethod
     def of(cls, policy: Policy, target: MetastoreReader) -> Self:
@@ -88,55 +105,19 @@ class Replica:
         def replicates(db: str, table: str) -> bool:
             return bool(matching_databases(policy, [db])) and patterns.match(table)
 
-        return cls(policy.name, target, normal(policy.target_cmroot), policy.target_name, replicates)
+        external = policy.external_base or (join(policy.warehouse, "external") if policy.warehouse else None)
+        locations = tuple(policy.map_location.items()), external
+        return cls(policy.name, target, normal(policy.target_cmroot), policy.target_name, replicates, *locations)
 
-
-@dataclass(frozen=True)
-class Holding:
-    """A remaining copy of data from before the purge. what: table, backup, $cmroot, replica, replica's $cmroot. why:
-    the reason that it must be removed; until: the event that will remove it."""
-
-    what: str
-    object: str
-    path: str
-    bytes: int
-    why: str
-    until: str
-    where: str = ""
-
-
-@dataclass
-class Certificate(Report):
-    """The report. status: "certified"; "remaining" if copies remain; "gaps" if none was found, but not everything was
-    searched. holding: all remaining copies. searched: tables whose files were all read, and in which no row has an id.
-    gaps: white-listed tables, partitions of others, and materialized views of searched tables, that were not searched.
-    views: those that read a searched table; they have no rows of their own, or were rebuilt since. replicas: of one of
-    the tables. erased: rows that the purges erased, by table. never_found: the number of ids that no purge of these has
-    found in any table; None if unknown. near_misses: how many of these a table had in another spelling."""
-
-    status: str
-    ids: str
-    count: int
-    runs: list[str]
-    time: str
-    event: int
-    searched: list[str] = field(default_factory=list)
-    gaps: list[dict[str, Any]] = field(default_factory=list)
-    views: list[dict[str, Any]] = field(default_factory=list)
-    erased: dict[str, int] = field(default_factory=dict)
-    never_found: int | None = None
-    near_misses: int | None = None
-    contents: int = 0
-    replicas: list[str] = field(default_factory=list)
-    holding: list[dict[str, Any]] = field(default_factory=list)
-    expedited_files: int = 0
-    expedited_bytes: int = 0
-    seconds: float = 0.0
-
-    @property
-    def is_whole(self) -> bool:
-        """True if no copy remains, and everything that had to be searched was searched."""
-        return self.status == "certified"
+    def places_of(self, source: MetastoreReader, db: str, table: str, places: Sequence[str]) -> Iterator[str]:
+        """Yields where loads put data of a table of the source, at these places there."""
+        with suppress(ObjectNotFound, FormatError):  # dropped concurrently; cannot be replicated
+            top, home = source.table(db, table).location, source.database(db).location or ""
+            there = self.target.database(self.target_name(db))
+            external = self.external or join(warehouse_of(self.target) or "/", "external")
+            homes = {db: there.name}, {db: home}, {db: there.location or ""}, external, self.mappings
+            for apart in (frozenset({db}), frozenset[str]()):
+                yield from [Placement(*homes, None, apart).inside(db, top, place) for place in places]
 
 
 def certify(
@@ -150,11 +131,11 @@ def certify(
     """Certifies the ids of a run, or of `asked.ids` and all its runs. Changes only the audit, unless it expedites. May
     run twice.
 
-    Raises Refused if there are no ids, UsageError for an unknown run."""
+    Raises Refused if there are no ids, or others than those of the run; UsageError for an unknown run."""
     began, engines = clocks.monotonic(), runtime.engines
     refuse_other_catalog(root.place, metastore)
     refuse_for_spark(metastore)
-    directories = _runs(metastore, root, asked, options.run)
+    directories = runs_of(root.place, metastore.uri, asked.ids, options.run)
     if options.run is not None:
         request = directories[0].read_run().request
         asked = PurgeOptions(request["ids"], request["whitelist"], request["field_path"])
@@ -162,42 +143,47 @@ def certify(
     certificate = Certificate(
         "certified", asked.ids, 0, [each.id for each in directories], iso(runtime.clock()), metastore.current_event_id()
     )
+    found: list[Holding] = []
+    with runtime.progress.task("start Spark"):
+        session = engines.session(hive_settings(metastore.config, warehouse_of(metastore) or "/tmp", engines.settings))
+    with runtime.progress.task("read ids"):
+        ids = ids_of(session, asked.ids, directories if options.run is not None else [])  # before `Retain` removes them
     if options.expedited:
         everything = RetainOptions(0, timedelta(0), options.readers, timedelta(0))
         with Retain(
             root=root, metastore=metastore, runtime=runtime, limits=options.limits, options=everything
         ) as backups_of_all:
             certificate.expedited_files += backups_of_all.run().files
-    found: list[Holding] = []
-    session = engines.session(hive_settings(metastore.config, warehouse_of(metastore), engines.settings))
-    ids = _ids(session, asked, directories if options.run is not None else [])
     certificate.count = ids.count
-    certificate.erased = _erased(directories)
+    purged, _ = recorded_units(directories)
+    certificate.erased, swapped = erased_rows(purged), swapped_units(purged)
     known = [run for run in (each.read_run() for each in directories) if run.never_found is not None]
     if known:
         least = min(known, key=lambda run: run.never_found or 0)
         certificate.never_found, certificate.near_misses = least.never_found, least.near_misses
-    tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)
+    tables, gaps, without = described(metastore, WhiteList.parse(asked.whitelist), asked)
+    certificate.without_persons = [msgspec.to_builtins(each) for each in without]
     views = derived(metastore, [table.name for table in tables])
-    gaps = _with_views(certificate, gaps, views, _swapped(directories))
+    gaps = [*unended(metastore, directories), *_with_views(certificate, gaps, views, swapped)]
     certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
-    for table in watched(runtime.progress, "search tables", tables):
-        rows, unread = _rows_left(metastore, ids, table, engines)
+    for number, table in enumerate(tables, 1):
+        with runtime.progress.task(f"search {table.name}, table {number:,} of {len(tables):,}"):
+            rows, unread = _rows_left(metastore, ids, table, engines)
         certificate.gaps += [{"table": gap.table, "reason": gap.reason} for gap in unread]
         if rows:
-            found.append(
-                Holding(
-                    "table", table.name, table.table.location or "", 0, f"{rows:,} rows have an id", "the next purge"
-                )
-            )
+            found.append(Holding("table", table.name, table.table.location or "", 0, rows, "the next purge"))
         elif not unread:
             certificate.searched.append(table.name)
     ids.close()
     replicas = [each for each in replicas if any(each.replicates(table.table.db, table.table.name) for table in tables)]
     certificate.replicas = [each.name for each in replicas]
-    contents = {each.key: each for each in erased_contents(directories)}
+    erased = list(erased_contents(purged))
+    shared = shared_contents(metastore, swapped, erased, engines)
+    contents = {each.key: each for each in erased if (each.table, each.key) not in shared}
     materialized = [view.name for view in views if view.is_materialized]
-    contents = older_contents(root.place, [table.name for table in tables] + materialized) | contents
+    older, former = older_contents(root.place, [table.name for table in tables] + materialized)
+    contents = older | contents
+    sought = Sought(contents, shared, dict(_outside(tables, former)))
     certificate.contents = len(contents)
     found += _backups(root.place, directories, {table.name for table in tables})
     places = [("$cmroot", root.place, "")] + [("replica's $cmroot", each.root, each.name) for each in replicas]
@@ -206,10 +192,10 @@ def certify(
         if options.expedited:
             _expedite(place, contents, root.place, certificate, runtime)
         found += _kept(what, place, name, contents, engines)
-    swapped = _swapped(directories)
-    found += _left_at(metastore, "table", "", swapped, contents, engines, str)
+    found += _left_at(metastore, None, swapped, sought, engines)
     for replica in replicas:
-        found += _replica(replica, swapped, contents, engines)
+        found += _replica(replica, metastore, swapped, sought, engines)
+    certificate.gaps += [{"table": gap.table, "reason": gap.reason} for gap in sought.gaps]
     looked_at = {(place, place) for _, place, _ in places} | {(each.name, each.table.location or "") for each in tables}
     seen = [{"table": name, "reason": why_versions_unseen(place)} for name, place in sorted(looked_at)]
     certificate.gaps += [each for each in seen if each["reason"]]
@@ -221,23 +207,6 @@ def certify(
     certificate.seconds = clocks.monotonic() - began
     _record(audit, certificate)
     return certificate
-
-
-def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: str | None) -> list[RunDirectory]:
-    """Returns the selected runs, oldest first. `latest` selects the newest run."""
-    known = []
-    for directory in runs(root.place):
-        request = directory.read_run().request
-        if "ids" in request and request["metastore"] == metastore.uri:
-            known.append((directory, request["ids"]))
-    if run is not None:
-        found = [directory for directory, _ in known if run in (directory.id, "latest")][-1:]
-        if not found:
-            raise UsageError(
-                f"{root.place}: no purge {run!r}", hint=f"known purges: {', '.join(d.id for d, _ in known)}"
-            )
-        return found
-    return [directory for directory, ids in known if ids == options.ids]
 
 
 def _with_views(
@@ -260,32 +229,25 @@ def _with_views(
     return [*others, *stale.values()]
 
 
-def _erased(directories: Iterable[RunDirectory]) -> dict[str, int]:
-    rows: dict[str, int] = {}
-    for directory in directories:
-        for unit in directory.units().values():
-            if unit.backup:
-                rows[unit.table] = rows.get(unit.table, 0) + unit.matched
-    return rows
-
-
-def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory]) -> Ids:
-    for directory in directories:
-        if Place(directory.ids).list():
-            return open_ids(session, directory.ids)
-    return read_ids(session, options.ids, None)
-
-
 def _rows_left(
     metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
-) -> tuple[int, list[PurgeGap]]:
-    """Returns the number of rows with an id, and the gaps of the search."""
+) -> tuple[str, list[PurgeGap]]:
+    """Returns how many rows have an id, as text, "" for none, and the gaps of the search."""
     parts = list(parts_of(metastore, table.table))
-    looked = look_at_all(engines, parts, table)
+    try:
+        refuse_on_nodes(table, parts)
+    except Unsupported as error:
+        return "", [PurgeGap(table.name, f"not searched: {error}")]
+    names = NamedIds(ids, table)
+    looked = look_at_all(engines, parts, table, names)
+    named = names.gaps(parts)
 
-    def count(*, pushdown: bool) -> tuple[int, list[PurgeGap]]:
+    def count(*, pushdown: bool) -> tuple[str, list[PurgeGap]]:
         found, gaps = searched(ids, table, parts, looked, pushdown=pushdown)
-        return sum(searching.ask_counts(found).values()), gaps
+        counts = searching.ask_counts(found)
+        gaps = [*gaps, *named]
+        what = "rows, in partitions whose value is an id" if table.is_key else "rows have an id"
+        return f"{sum(counts.values()):,} {what}" if counts else "", gaps
 
     try:
         try:
@@ -295,13 +257,13 @@ def _rows_left(
                 raise
         return count(pushdown=False)
     except LossyIds as error:
-        return 0, [PurgeGap(table.name, f"not searched: {error}")]
+        return "", [PurgeGap(table.name, f"not searched: {error}")]
     except Error:
         raise
     except Exception as error:
         if not searching.is_sparks(error):
             raise
-        return 0, [PurgeGap(table.name, f"not searched: {searching.failed(error).message}")]
+        return "", [PurgeGap(table.name, f"not searched: {searching.failed(error).message}")]
 
 
 def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[str]) -> Iterator[Holding]:
@@ -367,18 +329,8 @@ def _until(row: dict[str, Any]) -> str:
     return ends_when(row["reason"], row["released"]) or (live if row["reason"] == LIVE else row["reason"])
 
 
-def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
-    """Returns the purged partitions by table, in the state of their last run."""
-    units = [unit for directory in directories for unit in directory.units().values() if unit.backup]
-    latest: dict[tuple[str, str], Unit] = {unit.key: unit for unit in units}
-    by_table: dict[str, list[Unit]] = {}
-    for unit in latest.values():
-        by_table.setdefault(unit.table, []).append(unit)
-    return by_table
-
-
 def _replica(
-    replica: Replica, swapped: Mapping[str, list[Unit]], contents: dict[tuple[str, int], Content], engines: AutoEngine
+    replica: Replica, source: MetastoreReader, swapped: Mapping[str, list[Unit]], sought: Sought, engines: AutoEngine
 ) -> Iterator[Holding]:
     """Yields a replica's lag, and its copies of the data purged at the source."""
     ours = {name: units for name, units in swapped.items() if replica.replicates(*_split(name))}
@@ -399,44 +351,84 @@ def _replica(
                 "its next run",
                 replica.name,
             )
-    yield from _left_at(replica.target, "replica", replica.name, ours, contents, engines, replica.target_name)
+    yield from _left_at(source, replica, ours, sought, engines)
 
 
 def _left_at(
-    metastore: MetastoreReader,
-    what: str,
-    where: str,
+    source: MetastoreReader,
+    replica: Replica | None,
     swapped: Mapping[str, list[Unit]],
-    contents: dict[tuple[str, int], Content],
+    sought: Sought,
     engines: AutoEngine,
-    target_name: Callable[[str], str],
 ) -> Iterator[Holding]:
-    """Yields files with such contents in the directories of purged tables, whether or not a table refers to them.
-    Excludes backups, which are reported as such."""
+    """Yields files with such contents in the directories that purged tables have at the source or a replica, and in
+    those that any table of the certificate had, whether or not a table refers to them. Excludes backups, which are
+    reported as such. Adds directories that cannot be searched to the gaps of `sought`."""
+    what, where = ("replica", replica.name) if replica else ("table", "")
+    metastore, target_name = (replica.target, replica.target_name) if replica else (source, str)
     units_kept = (unit for units in swapped.values() for unit in units if unit.backup == "kept")
     kept = {normal(unit.aside or unit.old) for unit in units_kept}
     reported = kept if what == "table" else set()
-    for name, units in swapped.items():
+    for name in sorted({*swapped, *sought.places}):
         db, table_name = _split(name)
-        try:
+        if replica and not replica.replicates(db, table_name):
+            continue
+        units, shown, home = swapped.get(name, []), f"{target_name(db)}.{table_name}", ""
+        places, present = list[str](), list[str]()
+        with suppress(ObjectNotFound):  # dropped concurrently, or not replicated yet: it may have left files
             home = metastore.database(target_name(db)).location or ""
             table = metastore.table(target_name(db), table_name)
             parts = list(parts_of(metastore, table, [unit.partition for unit in units]))
-        except ObjectNotFound:
+            places = [table.location or "", *(part.location for part in parts)]
+        homes = home, warehouse_of(metastore)
+        if foreign := next((place for place in places if is_on_nodes(place, *homes)), ""):
+            yield Holding(what, shown, foreign, 0, ON_NODES, "it is searched where its directories are", where)
             continue
-        swapped_out = [unit.old for unit in units if unit.old and what == "table" and keeps_versions(unit.old)]
-        for copy in copies([*directories_of(table, parts, home), *swapped_out], contents, engines):
+        if places and units:
+            present = list(directories_of(table, parts, home, set(metastore.table_names(table.db))))
+        dropped, outside = [normal(unit.old) for unit in units if unit.dropped], list(sought.places.get(name, ()))
+        if replica:
+            dropped, outside = (
+                list(replica.places_of(source, db, table_name, some)) if some else [] for some in (dropped, outside)
+            )
+        else:
+            dropped += [unit.old for unit in units if unit.old and keeps_versions(unit.old)]
+        if places and outside:  # those that it has again are searched with it
+            now = {normal(part.location) for part in parts_of(metastore, table)}
+            outside = [place for place in outside if place not in now]
+        former = {*dropped, *outside}
+        unread = {place: ON_NODES for place in former if is_on_nodes(place, *homes)}
+        contents = sought.of(name)
+        for copy in copies({*present, *former} - unread.keys(), contents, engines, unread):
             if copy.version or not is_below(copy.place, reported):
                 until = "its next run" if what == "replica" else "it is removed by hand"
+                if what == "replica" and is_published(copy.place):
+                    until = "its next run, or the first after publish_delay if it has reached the purge"
                 yield Holding(
                     what,
-                    f"{table.db}.{table.name}",
+                    shown,
                     _of_version(copy.place, copy.version) if copy.version else copy.place,
                     copy.size,
                     contents[copy.checksum, copy.size].why,
                     VERSIONS if copy.version else until,
                     where,
                 )
+        if unread:
+            sought.gaps.append(_unread(f"{shown} of {where}" if where else shown, unread))
+
+
+def _outside(tables: Sequence[Onboarded], places: Mapping[str, set[str]]) -> Iterator[tuple[str, set[str]]]:
+    """Yields the locations outside of tables' directories, with the table, if there are any."""
+    for each in tables:
+        top = {normal(each.table.location or "/")}
+        if several := {place for place in places.get(each.name, ()) if not is_below(place, top)}:
+            yield each.name, several
+
+
+def _unread(name: str, unread: Mapping[str, str]) -> PurgeGap:
+    place, why = min(unread.items())
+    more = f", and {len(unread) - 1:,} more such directories" if len(unread) > 1 else ""
+    return PurgeGap(name, f"not searched: {place}, where it is or was ({why}){more}")
 
 
 def _split(name: str) -> tuple[str, str]:

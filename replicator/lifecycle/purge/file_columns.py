@@ -26,6 +26,7 @@ from replicator.core.grouping import batched
 from replicator.core.model import Storage
 from replicator.core.text import count_text
 from replicator.errors import Error
+from replicator.lifecycle.purge.file_names import MARK_BYTES, IdTexts, NamedIds
 from replicator.lifecycle.purge.options import Onboarded, data_columns
 from replicator.lifecycle.purge.rewrite import parquet_footer
 from replicator.lifecycle.purge.rewrite.avro import read_schema
@@ -78,8 +79,11 @@ class FileColumns(msgspec.Struct, frozen=True):
 
 
 def wanted(onboarded: Onboarded, storage: Storage) -> Wanted | None:
-    """Returns how a partition's files are searched; None if files of the format have no names of columns."""
+    """Returns how a partition's files are searched; None if files of the format have no names of columns, or
+    the ids are in no column."""
     table = onboarded.table
+    if onboarded.is_key:
+        return None
     try:
         format_ = format_of(table, storage, onboarded.field, onboarded.type)
     except Unsupported as error:
@@ -292,6 +296,8 @@ def _members(record: Mapping[str, object]) -> tuple[Field, ...]:
 # Lists the locations of a table, and reads which columns their files have, before a search.
 
 
+COPYING = "._COPYING_"
+"""The end of the names of files that `hadoop fs -put` writes: Hive reads one that was left, Spark's readers do not."""
 LOCATIONS = 200
 """The maximum number of locations of a task that lists them."""
 FEW = 20
@@ -304,17 +310,19 @@ SHARES = 64
 
 class LooksTask(msgspec.Struct, frozen=True):
     """Locations to list, and the ones that contain RCFiles. wanted: how their files are searched; None: columns have no
-    names in them."""
+    names in them. texts: what is looked for in names and marks."""
 
     locations: tuple[str, ...]
     of_columns: frozenset[str]
     wanted: Wanted | None = None
+    texts: IdTexts | None = None
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """The result of listing one location. digest: see Look. nested: a file of rows in a sub-directory, or ""; unread:
-    files that readers do not read as rows, as text, or ""; misread: an RCFile of which readers miss rows, or "".
-    columns: of the files, against those of the search; left: shares of them that are still to be read."""
+    """The result of listing one location. digest: see Look. nested: a file of rows that Spark's readers ignore, in a
+    sub-directory or by its name, or ""; unread: files that readers do not read as rows, as text, or ""; misread: an
+    RCFile of which readers miss rows, or "". columns: of the files, against those of the search; left: shares of them
+    that are still to be read. texts: of names, which could be ids; large: a mark that is not searched, or ""."""
 
     location: str
     digest: str
@@ -323,6 +331,8 @@ class Looked(msgspec.Struct, frozen=True):
     misread: str = ""
     columns: FileColumns = FileColumns()
     left: tuple[Share, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
+    large: str = ""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -363,7 +373,7 @@ def run_looks_task(task: LooksTask) -> list[Looked]:
 
 def _looked(task: LooksTask, location: str, look: Look) -> Looked:
     data = _data(look)
-    nested = next((name for name in data if "/" in name), "")
+    nested = next((name for name in data if "/" in name or name.endswith(COPYING)), "")
     unread = [*look.unnamed, *look.passed_over]
     more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
     misread = ""
@@ -375,7 +385,9 @@ def _looked(task: LooksTask, location: str, look: Look) -> Looked:
     elif task.wanted:
         of = min(SHARES, -(-len(data) // FILES))
         left = tuple(Share(location, task.wanted, index, of, -(-len(data) // of)) for index in range(of))
-    return Looked(location, look.digest, nested, ", ".join(unread[:3]) + more, misread, columns, left)
+    texts = tuple(dict(task.texts.at(location, look)).items()) if task.texts else ()
+    large = next((name for name, size in look.marks if size > MARK_BYTES), "")
+    return Looked(location, look.digest, nested, ", ".join(unread[:3]) + more, misread, columns, left, texts, large)
 
 
 def _data(look: Look) -> list[str]:
@@ -390,7 +402,7 @@ def _is_misread(place: str) -> bool:
         return b".BZip2Codec" in file.read(256)
 
 
-def looks_tasks(parts: Iterable[Part], onboarded: Onboarded) -> Iterator[LooksTask]:
+def looks_tasks(parts: Iterable[Part], onboarded: Onboarded, texts: IdTexts | None = None) -> Iterator[LooksTask]:
     """Yields tasks of at most LOCATIONS locations whose files are searched in the same way."""
     known: dict[Any, Wanted | None] = {}
 
@@ -404,18 +416,25 @@ def looks_tasks(parts: Iterable[Part], onboarded: Onboarded) -> Iterator[LooksTa
 
     for same, group in groupby(parts, how):
         for batch in batched(group, LOCATIONS):
+            of_rows = () if onboarded.is_key else batch
             of_columns = (
-                part.location for part in batch if (part.storage.input_format or "").endswith("RCFileInputFormat")
+                part.location for part in of_rows if (part.storage.input_format or "").endswith("RCFileInputFormat")
             )
-            yield LooksTask(tuple(part.location for part in batch), frozenset(of_columns), same)
+            yield LooksTask(tuple(part.location for part in batch), frozenset(of_columns), same, texts)
 
 
-def look_at_all(engines: AutoEngine, parts: Sequence[Part], onboarded: Onboarded) -> dict[str, Looked]:
+def look_at_all(
+    engines: AutoEngine, parts: Sequence[Part], onboarded: Onboarded, names: NamedIds | None = None
+) -> dict[str, Looked]:
     """Lists each location, and reads which columns its files have. Must precede the search, so that later changes are
-    noticed."""
-    tasks = looks_tasks(parts, onboarded)
+    noticed. names: gets the texts of names and marks that could be ids."""
+    tasks = looks_tasks(parts, onboarded, names.texts if names else None)
     answers = engines.for_work(len(parts)).run(run_looks_task, tasks)
-    looked = {each.location: each for answer in answers for each in answer}
+    looked = dict[str, Looked]()
+    for each in (each for answer in answers for each in answer):
+        if names:
+            names.add(each.texts)
+        looked[each.location] = msgspec.structs.replace(each, texts=())
     left = [share for each in looked.values() for share in each.left]
     columns: dict[str, list[FileColumns]] = {}
     engine = engines.for_work(sum(share.files for share in left))

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO
 
 import msgspec
@@ -27,6 +28,7 @@ from replicator.lifecycle.purge.options import Onboarded, data_columns
 from replicator.lifecycle.purge.rewrite.blocks import Input
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.sequence import read_header, read_int, read_text
+from replicator.lifecycle.purge.state import RunDirectory
 from replicator.lifecycle.purge.swapping import Staging
 from replicator.lifecycle.purge.table_files import is_data
 
@@ -55,6 +57,22 @@ class Ids:
     def hint(self) -> str:
         """The join hint for few ids, whose number Spark does not know: BROADCAST, to avoid a shuffle of the table."""
         return "BROADCAST" if self.count <= FEW else ""
+
+    @cached_property
+    def shape(self) -> tuple[int, int, bool]:
+        """The shortest and the longest text of an id, and whether all consist of digits."""
+        text = "cast(id AS string)"
+        columns = (f"min(length({text}))", f"max(length({text}))", f"NOT max(NOT {text} RLIKE '^[0-9]+$')")
+        least, most, digits = self.session.table(VIEW).selectExpr(*columns).collect()[0]
+        return least, most, digits
+
+    @cached_property
+    def digest(self) -> str:
+        """Four hexadecimal digits that differ for other ids, whatever their order. Not more, because a run remains
+        longer than its ids, and by a whole digest of one id a person could be found."""
+        digest = "coalesce(bit_xor(xxhash64(cast(id AS string))), 0L) & 65535"
+        ((value,),) = self.session.table(VIEW).selectExpr(digest).collect()
+        return f"{value:04x}"
 
     def close(self) -> None:
         """Removes the ids from Spark's memory after a run, because its session may continue in other use."""
@@ -118,6 +136,33 @@ def open_ids(session: Any, snapshot: str) -> Ids:
     """Opens the ids that a run has written."""
     _take_text_as_text(session)
     return _view(session, session.read.parquet(hadoop_place(snapshot)).cache())
+
+
+def ids_of(session: Any, text: str, directories: Sequence[RunDirectory]) -> Ids:
+    """Returns the ids of runs, or, without runs, the present ones of "db.table:column". Raises Refused if a run's own
+    copy was removed, and its table has other ids now, or the run has no checksum by which to compare them."""
+    for directory in directories:
+        if Place(directory.ids).list():
+            return open_ids(session, directory.ids)
+    known = [run for run in (each.read_run() for each in directories) if run.ids]
+    for run in known:
+        if not run.ids_digest:
+            raise Refused(
+                f"purge {run.id} is of an earlier release, which recorded no checksum of its ids, and its own copy was"
+                f" removed with its last backup: {text} may have other ids now",
+                hint="certify the present ids with --ids; `purge certificate` shows the certificates that were made",
+            )
+    ids = read_ids(session, text, None)
+    for run in known:
+        if (ids.count, ids.digest) != (run.ids, run.ids_digest):
+            ids.close()
+            raise Refused(
+                f"{text} has other ids now ({ids.count:,}) than purge {run.id} had ({run.ids:,}), whose own copy was"
+                " removed with its last backup",
+                hint="restore its ids in that table, or purge and certify the present ones; `purge certificate` shows"
+                " the certificates that were made",
+            )
+    return ids
 
 
 def _take_text_as_text(session: Any) -> None:

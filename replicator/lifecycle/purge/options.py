@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -19,9 +19,18 @@ import msgspec
 from cmroot.errors import UNREADABLE
 from replicator.core.model import Column, Table
 from replicator.core.not_replicated import SAID, table_format
-from replicator.core.text import decode_properties, property_entries, quoted_name, scalar_type
+from replicator.core.text import decode_properties, property_entries, quoted_name
 from replicator.errors import UsageError
-from replicator.lifecycle.purge.matching import former_columns, is_matched, match_rules
+from replicator.lifecycle.purge.matching import (
+    FIELD_PATH,
+    column_named,
+    former_columns,
+    is_matched,
+    match_rules,
+    names_in,
+    no_persons,
+    type_at,
+)
 from replicator.lifecycle.removal.removal import Limits
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -156,8 +165,9 @@ def _days(properties: Mapping[str, str], key: str) -> timedelta:
 
 
 DESCRIPTOR = "dataset.descriptor"
-FIELD_PATH = "gobblin.compliance.dataset.descriptor.fieldPath"
 FIELD_PATH_ALIASES = (FIELD_PATH, "dataset.descriptor.fieldPath")
+_OWN_COLUMNS = ("delta", "hudi", "paimon")
+"""Formats of tables whose columns in the metastore may be old ones. Writers of Iceberg update them at each commit."""
 
 
 @dataclass(frozen=True)
@@ -215,22 +225,34 @@ class PurgeGap(msgspec.Struct, frozen=True):
 class Onboarded:
     """A table to purge. field: the path to the field with ids, beginning with a column; type: the field's Hive type.
     former: names that the column had earlier, in lower case; None if the descriptor does not say. match: the rules by
-    which values equal ids; () for exactly."""
+    which values equal ids; () for exactly. homes: the locations of its database and of the warehouse. is_key: the field
+    is a partition key; partitions whose value is an id are dropped."""
 
     table: Table
     field: tuple[str, ...]
     type: str
     former: tuple[str, ...] | None = None
     match: tuple[str, ...] = ()
+    homes: tuple[str | None, ...] = ()
+    is_key: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.table.db}.{self.table.name}"
 
 
-def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
-    """Returns a white-listed table as Onboarded, or as PurgeGap. field_path: path to the column's name in the
-    descriptor, unless the table's properties define it; with neither, the descriptor's only text is the name."""
+class WithoutPersons(msgspec.Struct, frozen=True):
+    """A white-listed table that holds no persons, according to its descriptor. by: who stated it, and the reason."""
+
+    table: str
+    by: str
+    reason: str
+
+
+def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap | WithoutPersons:
+    """Returns a white-listed table as Onboarded, as PurgeGap, or as WithoutPersons. field_path: path to the column's
+    name in the descriptor, unless the table's properties define it; with neither, the descriptor's only text is the
+    name."""
     name = f"{table.db}.{table.name}"
     if table.is_view:
         return PurgeGap(name, "a view: it has no data of its own")
@@ -239,21 +261,19 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
     text = table.parameters.get(DESCRIPTOR)
     if text is None:
         return PurgeGap(name, f"not onboarded: its properties have no {DESCRIPTOR}")
+    own = next((table.parameters[key] for key in FIELD_PATH_ALIASES if table.parameters.get(key)), "")
+    if stated := _without_persons(table, text, own or field_path):
+        return stated
     if why := _foreign(table):
         return PurgeGap(name, why)
-    own = next((table.parameters[key] for key in FIELD_PATH_ALIASES if table.parameters.get(key)), "")
     try:
-        field = _column(text, own or field_path)
+        field = column_named(text, own or field_path)
     except ValueError as error:
         return PurgeGap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
-    parts = tuple(_names(field.lower()))
+    parts = tuple(names_in(field.lower()))
     for key in table.partition_keys:
         if parts[:1] == (key.name.lower(),):
-            return PurgeGap(
-                name,
-                f"{field} is a partition key, and no search reads names of partitions: drop those of the ids",
-                invalid=True,
-            )
+            return _by_key(table, key, parts, text)
     try:
         columns = {column.name.lower(): column.type for column in data_columns(table)}
     except ValueError as error:
@@ -275,10 +295,60 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
         return PurgeGap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
 
 
-def _names(path: str) -> Iterator[str]:
-    """Yields the column and the fields of a path, `a.b`; names in backticks may have dots."""
-    for quoted, plain in re.findall(r"`((?:[^`]|``)+)`|([^.`]+)", path):
-        yield quoted.replace("``", "`") or plain
+def _by_key(table: Table, key: Column, parts: tuple[str, ...], text: str) -> Onboarded | PurgeGap:
+    """Returns a table whose partitions have the ids as values of a partition key."""
+    name, field = f"{table.db}.{table.name}", ".".join(parts)
+    try:
+        if former_columns(text) or len(parts) > 1:
+            raise ValueError("a partition key has no former columns and no fields")
+        type_, match_ = type_at(key.type, ()), match_rules(text)
+        if match_ and not is_matched(type_):
+            raise ValueError(f"ids.match compares texts and numbers, and {field} is a {type_}")
+        return Onboarded(table, parts, type_, match=match_, is_key=True)
+    except ValueError as error:
+        return PurgeGap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
+
+
+def _without_persons(table: Table, text: str, path: str) -> WithoutPersons | PurgeGap | None:
+    """Returns a table whose descriptor states that it holds no persons, or why this does not count; None without such a
+    statement."""
+    name = f"{table.db}.{table.name}"
+    try:
+        stated = no_persons(text)
+        if stated is None:
+            return None
+        columns = {each.name: each.type for each in (*data_columns(table), *table.partition_keys)}
+    except msgspec.DecodeError:
+        return None
+    except ValueError as error:
+        return PurgeGap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
+    if (format_ := table_format(table)) in _OWN_COLUMNS:
+        return PurgeGap(name, f"{SAID[format_]}: its own log has its columns, so no statement about them is checked")
+    if _has_avro_schema(table):
+        return PurgeGap(name, "its Avro schema has its columns, so no statement about them is checked")
+    if path and _has_value(text, path):
+        return PurgeGap(name, f'{DESCRIPTOR} is invalid: "persons": "none", and a column at {path}', invalid=True)
+    if new := stated.not_covered(columns):
+        why = f"{DESCRIPTOR} states that it holds no persons (by {stated.by}), but not of {', '.join(new[:10])}"
+        more = f" and {len(new) - 10:,} more" if len(new) > 10 else ""
+        return PurgeGap(name, f"{why}{more}: the statement is void until its `columns` name them")
+    return WithoutPersons(name, stated.by, stated.reason)
+
+
+def _has_avro_schema(table: Table) -> bool:
+    """Returns True for a table of Hive that is read by a schema of its own: the metastore's columns may be old ones."""
+    serde = table.storage.serde if table.storage else None
+    if serde is None or is_sparks(table) or not (serde.library or "").endswith("AvroSerDe"):
+        return False
+    keys = {key.lower() for key in (*table.parameters, *serde.parameters)}
+    return not keys.isdisjoint(("avro.schema.literal", "avro.schema.url"))
+
+
+def _has_value(text: str, path: str) -> bool:
+    try:
+        return bool(column_named(text, path))
+    except ValueError:
+        return False
 
 
 def _foreign(table: Table) -> str:
@@ -295,43 +365,6 @@ def _foreign(table: Table) -> str:
             return f"its data is stored by {next(handlers)}"
         case known:
             return f"{SAID[known]}: its own log determines its files, so erase with its own tools"
-
-
-def _column(text: str, path: str) -> str:
-    try:
-        value: Any = msgspec.json.decode(text)
-    except UNREADABLE as error:
-        raise ValueError(f"not valid JSON: {error}") from error
-    parts = [part for part in (each.strip() for each in path.split(".")) if part]
-    if not parts:
-        return _only(value)
-    for part in parts:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"it has no value at {path}: {part} would be a field of a value that is not an object")
-        if value.get(part) is None:
-            raise ValueError(f"it has no value at {path}")
-        value = value[part]
-    if isinstance(value, (Mapping, list)):
-        raise ValueError(f"the value at {path} is not a name but {msgspec.json.encode(value).decode()[:80]}")
-    return str(value)
-
-
-def _only(value: Any) -> str:
-    """Returns the only text value in a descriptor for which no field path is configured."""
-    found: list[str] = []
-
-    def walk(each: Any, above: str = "") -> None:
-        if isinstance(each, Mapping):
-            for name, below in each.items():
-                if name != "former" and (above, name) != ("ids", "match"):
-                    walk(below, name)
-        elif isinstance(each, str):
-            found.append(each)
-
-    walk(value)
-    if len(found) != 1:
-        raise ValueError(f"it has {len(found)} texts, not exactly one that names the column: set {FIELD_PATH}")
-    return found[0]
 
 
 def is_sparks(table: Table) -> bool:
@@ -424,42 +457,3 @@ def _hive_type(type_: Any) -> str:
 
 def _field_name(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else quoted_name(name)
-
-
-def type_at(type_: str, path: tuple[str, ...]) -> str:
-    """Returns the Hive type of a field inside structs. Raises ValueError if it does not exist or cannot be compared."""
-    type_ = type_.strip()
-    if not path:
-        try:
-            return scalar_type(type_.lower())
-        except ValueError as error:
-            raise ValueError(f"a {type_[:80]} cannot be compared with an id") from error
-    if not type_.lower().startswith("struct<") or not type_.endswith(">"):
-        raise ValueError(f"{type_[:80]} has no field {path[0]}")
-    for name, inner in struct_fields(type_[len("struct<") : -1]):
-        if name.lower() == path[0]:
-            return type_at(inner, path[1:])
-    raise ValueError(f"{type_[:80]} has no field {path[0]}")
-
-
-def spelled_in(type_: str, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of a field inside structs as written in the type; `type_at` must accept the path."""
-    if not path:
-        return ()
-    name, inner = next(each for each in struct_fields(type_[len("struct<") : -1]) if each[0].lower() == path[0])
-    return name, *spelled_in(inner, path[1:])
-
-
-def struct_fields(text: str) -> Iterator[tuple[str, str]]:
-    """Yields names and types of a struct's fields."""
-    tokens = re.findall(r"`(?:[^`]|``)*`|[<(>),]|[^`<(>),]+", text)
-    depth, field = 0, ""
-    for token in [*tokens, ","]:
-        depth += (token in ("<", "(")) - (token in (">", ")"))
-        if token != "," or depth:
-            field += token
-            continue
-        match = re.fullmatch(r"\s*(?:`((?:[^`]|``)*)`|([^:]*?))\s*:(.*)", field, re.DOTALL)
-        if match:
-            yield (match[2] if match[1] is None else match[1].replace("``", "`")), match[3]
-        field = ""

@@ -25,7 +25,7 @@ from cmroot.keep.journal import files_at
 from cmroot.pins import iso
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, skipped_directory
-from cmroot.store.place import is_local, join, located, name_of, normal, parent
+from cmroot.store.place import give_rights, is_local, join, located, name_of, normal, parent
 from replicator.core.engine import Engine, LocalEngine
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
@@ -38,13 +38,21 @@ from replicator.lifecycle.purge.rewrite.rewrite_task import (
     ReplaceTask,
     ReplaceWork,
     carry,
-    give_rights,
     is_replaced,
     run_replace_task,
     state_now,
 )
 from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit
-from replicator.lifecycle.purge.swapping import Figures, above_of, purged, remove_empty_sibling, same, set_parts
+from replicator.lifecycle.purge.swapping import (
+    Figures,
+    Staged,
+    Staging,
+    above_of,
+    purged,
+    remove_empty_sibling,
+    same,
+    set_parts,
+)
 from replicator.lifecycle.purge.table_files import Part, is_data, look_at, new_files_location, new_location, parts_of
 from replicator.lifecycle.removal.job import bring_back
 from replicator.metastore.client import Metastore
@@ -53,6 +61,8 @@ RUNNING = timedelta(days=1)
 """Directories of unfinished jobs (`_temporary`) that were changed in this time remain: the job may be running."""
 
 TASK_FILES = 64
+
+GONE = "was dropped concurrently"
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
@@ -69,6 +79,33 @@ class Swap:
         for name, (state, _) in self.files.items():
             current, new, aside = (join(place, name) for place in (unit.old, unit.new, unit.aside))
             yield ReplaceWork(unit.partition, name, current, new, aside, state)
+
+
+def swap_of(unit: Unit, staging: Staging) -> Swap:
+    """Returns the swap of a part that is staged."""
+    matched = staging.matched
+    found = {state.path_relative: state for state in staging.look.files if state.path_relative in matched}
+    return Swap(unit, {name: (state, matched[name]) for name, state in found.items()})
+
+
+def lacking_of(staged: Staged) -> str:
+    """Returns the reason of a unit whose new files lack rights of the old ones, or ""."""
+    return f"the new files lack rights of the old ones: {staged.lacking}" if staged.lacking else ""
+
+
+def figured(unit: Unit, staged: Staged) -> Unit:
+    """Returns the unit of a part with the figures of its new files."""
+    return msgspec.structs.replace(
+        unit,
+        files=staged.files,
+        files_before=staged.files_before,
+        rewritten=staged.rewritten,
+        rows=staged.rows,
+        matched=staged.erased,
+        rows_after=staged.rows - staged.erased,
+        bytes=staged.bytes,
+        bytes_after=staged.bytes_after,
+    )
 
 
 @dataclass
@@ -137,7 +174,7 @@ def unlike(metastore: Metastore, table: Table, parts: Sequence[Part]) -> dict[st
     changed = dict[str, str]()
     for part in parts:
         if part.name not in now:
-            changed[part.name] = "was dropped concurrently"
+            changed[part.name] = GONE
         elif not same(now[part.name], part):
             changed[part.name] = "its metadata was changed concurrently"
     return changed

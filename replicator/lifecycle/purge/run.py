@@ -23,19 +23,30 @@ from cmroot.store.place import normal
 from replicator.captures.unlistable import REFUSED
 from replicator.core.grouping import batched
 from replicator.core.model import MATERIALIZED_VIEW, Table
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.roles import follows, is_shadow, mark_of
 from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backups import parse_name
+from replicator.lifecycle.purge.file_names import settle_drop
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids, split_ids
-from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, PurgeOptions, WhiteList, onboard
+from replicator.lifecycle.purge.options import (
+    DESCRIPTOR,
+    Onboarded,
+    PurgeGap,
+    PurgeOptions,
+    WhiteList,
+    WithoutPersons,
+    onboard,
+)
 from replicator.lifecycle.purge.replacing import carry_on
-from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
+from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, recorded_units, runs
 from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now, remove_leftovers, settle_counts
+from replicator.lifecycle.purge.table_files import look_at
 from replicator.lifecycle.purge.tables import TableDone, TableWork
 from replicator.lifecycle.removal.job import Job, Removals
-from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.client import Metastore, MetastoreReader, warehouse_of
 from replicator.metastore.fields import catalog_of
 from replicator.metastore.newer_servers import refuse_for_spark
 from replicator.replay.server_rules import CREATION, read_by
@@ -43,9 +54,10 @@ from replicator.replay.server_rules import CREATION, read_by
 
 @dataclass
 class Purged(Removals):
-    """The report of a purge. ids_never_found: ids that no table had; None in a plan.
-    ids_near_misses: how many of these a table has in another spelling. gaps: white-listed tables, and
-    partitions of other tables, that the purge does not reach. The lists of units name partitions with matching rows."""
+    """The report of a purge. ids_never_found: ids that no table had; None in a plan. ids_near_misses: how many of these
+    a table has in another spelling. gaps: white-listed tables, and partitions of other tables, that the purge does not
+    reach. without_persons: white-listed tables that hold none according to their descriptors. certificate: of the run,
+    if it was wanted. The lists of units name partitions with matching rows."""
 
     unfinished: ClassVar[str] = "partial"
 
@@ -56,12 +68,14 @@ class Purged(Removals):
     ids_near_misses: int | None = None
     tables: list[TableDone] = field(default_factory=list)
     gaps: list[dict[str, Any]] = field(default_factory=list)
+    without_persons: list[dict[str, Any]] = field(default_factory=list)
     resumed: bool = False
     rows_erased: int = 0
     partitions_swapped: int = 0
     partitions_failed: int = 0
     event: int = 0
     seconds: float = 0.0
+    certificate: Any = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -100,10 +114,13 @@ class Purge(Job[Onboarded, Purged]):
     def planned(self) -> Iterator[None]:
         directory, run = self._begin()
         try:
-            self._tables, gaps = described(self.metastore, self._whitelist, self.options)
-            engines, warehouse = self.runtime.engines, warehouse_of(self.metastore)
-            session = engines.session(hive_settings(self.metastore.config, warehouse, engines.settings))
-            ids, run = self._ids(session, directory, run)
+            self._tables, gaps, without = described(self.metastore, self._whitelist, self.options)
+            engines, warehouse = self.runtime.engines, warehouse_of(self.metastore) or "/tmp"
+            progress = self.runtime.progress
+            with progress.task("start Spark"):
+                session = engines.session(hive_settings(self.metastore.config, warehouse, engines.settings))
+            with progress.task("read ids"):
+                ids, run = self._ids(session, directory, run)
             with closing(ids):
                 if not self._tables:
                     raise Refused(
@@ -113,7 +130,7 @@ class Purge(Job[Onboarded, Purged]):
                     )
                 self.done.ids = ids.count
                 self.done.gaps = [msgspec.to_builtins(gap) for gap in gaps]
-                progress = self.runtime.progress
+                self.done.without_persons = [msgspec.to_builtins(each) for each in without]
                 self._work = TableWork(self.metastore, self.remover, directory, run, ids, self.options, progress)
                 self._refuse_excess()
                 yield
@@ -180,6 +197,7 @@ class Purge(Job[Onboarded, Purged]):
         planned = [self._work.plan_table(table) for table in self._tables]
         touched, total = sum(each.swapped for each in planned), sum(each.partitions for each in planned)
         size = sum(each.bytes_rewritten for each in planned)
+        size += sum(unit.get("bytes", 0) for each in planned if each.dropped for unit in each.units)
         hint = "check the plan with --dry-run; if it is right, raise the limit for this run"
         if limits.max_share is not None and total and touched / total > limits.max_share:
             raise Refused(
@@ -207,7 +225,7 @@ class Purge(Job[Onboarded, Purged]):
             raise
         except Exception as error:
             raise searching.failed(error) from error
-        run = msgspec.structs.replace(run, ids=ids.count, ids_type=ids.type)
+        run = msgspec.structs.replace(run, ids=ids.count, ids_type=ids.type, ids_digest=ids.digest)
         directory.write_run(run)
         return ids, run
 
@@ -225,24 +243,29 @@ def settle(metastore: Metastore, directory: RunDirectory, run: PurgeRun, clock: 
         by_table.setdefault(unit.table, []).append(unit)
     for name, units in by_table.items():
         db, _, table_name = name.partition(".")
-        try:
+        table, now = None, dict[str, str]()
+        with suppress(ObjectNotFound):
             table = metastore.table(db, table_name)
-        except ObjectNotFound:
-            now: dict[str, str] = {}
-        else:
             now = locations_now(metastore, table, [unit.partition for unit in units])
         reported = []
         for unit in units:
             there = now.get(unit.partition)
-            if unit.aside and unit.state in ("VERIFIED", "SWAPPED"):
+            if unit.dropped and there is None:
+                reported.append(settle_drop(directory, unit, metastore.current_event_id(), clock))
+            elif unit.aside and unit.state in ("VERIFIED", "SWAPPED"):
                 reported.append(carry_on(metastore, directory, unit, clock))
-            elif unit.new and not unit.aside and there is not None and normal(there) == normal(unit.new):
+            elif (
+                unit.new
+                and not (unit.aside or unit.dropped)
+                and there is not None
+                and normal(there) == normal(unit.new)
+            ):
                 reported.append(unit.at("DONE", clock, backup="kept", reason="swapped before the run was killed"))
             else:
                 reported.append(unit.at("FAILED", clock, reason="the run was killed before the swap"))
         directory.write_units(reported)
-        if reported and now:
-            swapped = [unit.partition for unit in reported if unit.backup]
+        if table is not None:
+            swapped = [unit.partition for unit in reported if unit.backup and not unit.dropped]
             drop_column_statistics(metastore, table, swapped)
     for name in sorted({unit.table for unit in directory.units().values() if unit.backup}):
         run = settle_counts(metastore, directory, run, name)
@@ -261,11 +284,38 @@ def settle_restores(metastore: Metastore, root: str, clock: Callable[[], float])
     return found
 
 
+def unended(metastore: MetastoreReader, directories: Sequence[RunDirectory]) -> Iterator[PurgeGap]:
+    """Yields runs that were killed, or are running, tables with swaps or drops of unknown outcome, and partitions that
+    are gone before their drop was completed: there is no record of all that was erased, by which to look for copies."""
+    hint = "start the same purge again"
+    for directory in directories:
+        if directory.read_run().status == "running":
+            yield PurgeGap(f"run {directory.id}", f"this purge has not ended: {hint}")
+        left = {unit.table for unit in directory.units().values() if unit.state in ("VERIFIED", "SWAPPED")}
+        yield from (PurgeGap(name, f"run {directory.id} has not recorded its outcome: {hint}") for name in sorted(left))
+    purged, began = recorded_units(directories)
+    for directory, unit in began:
+        if unit.state != "VERIFIED" and not _is_there(metastore, unit):
+            yield PurgeGap(unit.name, f"run {directory.id} has begun to drop it, and not completed that: {hint}")
+    for directory, unit in purged:
+        late = unit.dropped and unit.state == "EXHAUSTED" and not _is_there(metastore, unit)
+        if late and look_at(unit.old).files:
+            yield PurgeGap(unit.name, f"run {directory.id} has left files in {unit.old}: remove them")
+
+
+def _is_there(metastore: MetastoreReader, unit: Unit) -> bool:
+    """Returns True if the metastore has the partition, whose files are searched with its table."""
+    with suppress(ObjectNotFound):
+        return unit.partition in locations_now(metastore, metastore.table(*unit.table.split(".", 1)), [unit.partition])
+    return False
+
+
 def described(
     metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
-) -> tuple[list[Onboarded], list[PurgeGap]]:
-    """Returns the tables to purge, and the white-listed tables that cannot be purged."""
-    onboarded, gaps = [], _elsewhere(metastore, whitelist)
+) -> tuple[list[Onboarded], list[PurgeGap], list[WithoutPersons]]:
+    """Returns the tables to purge, the white-listed tables that cannot be purged, and those that hold no persons."""
+    onboarded, without, gaps = list[Onboarded](), list[WithoutPersons](), _elsewhere(metastore, whitelist)
+    warehouse = warehouse_of(metastore)
     id_table = split_ids(options.ids)[0].lower()
     for db in filter(whitelist.has_database, sorted(metastore.database_names())):
         try:
@@ -283,11 +333,15 @@ def described(
             match onboard(table, options.field_path):
                 case Onboarded() as found if why:
                     gaps.append(PurgeGap(found.name, why))
+                case Onboarded() as found if is_on_nodes(table.location or "", database.location, warehouse):
+                    gaps.append(PurgeGap(found.name, ON_NODES))
                 case Onboarded() as found:
-                    onboarded.append(found)
+                    onboarded.append(replace(found, homes=(database.location, warehouse)))
+                case WithoutPersons() as found:
+                    without.append(found)
                 case gap:
                     gaps.append(gap)
-    return onboarded, gaps
+    return onboarded, gaps, without
 
 
 @dataclass(frozen=True)
@@ -383,7 +437,8 @@ def _elsewhere(metastore: Metastore, whitelist: WhiteList) -> list[PurgeGap]:
 
 
 def _is_described(table: Table) -> bool:
-    return not table.is_view and DESCRIPTOR in table.parameters
+    """Returns True for a table with a descriptor that does not state that it holds no persons."""
+    return not table.is_view and DESCRIPTOR in table.parameters and not isinstance(onboard(table), WithoutPersons)
 
 
 def _given(metastore: MetastoreReader, db: str, names: Sequence[str], gaps: list[PurgeGap]) -> list[Table]:
@@ -392,7 +447,3 @@ def _given(metastore: MetastoreReader, db: str, names: Sequence[str], gaps: list
     found = metastore.tables(db, names, refused)
     gaps += [PurgeGap(f"{db}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]
     return sorted(found, key=lambda each: each.name)
-
-
-def warehouse_of(metastore: Metastore) -> str:
-    return metastore.database("default").location or "/tmp"

@@ -10,19 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.store.place import Place, normal, parent
+from cmroot.store.place import Place
 from replicator.core.cluster import hint_of
-from replicator.core.model import Column, Storage, Table
+from replicator.core.model import DEFAULT_PARTITION, Column, Storage, Table
 from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.errors import Error
-from replicator.lifecycle.purge.file_columns import Looked
+from replicator.lifecycle.purge.file_columns import COPYING, Looked
+from replicator.lifecycle.purge.file_names import place_of, uri_of, value_at
 from replicator.lifecycle.purge.ids import (
     KEYS,
     Ids,
@@ -187,11 +187,11 @@ def searched(
     nested = any(each.nested for each in looked.values())
     uniform = all(_format_key(part.storage) == (own and _format_key(own)) for part in parts)
     found = search(ids, onboarded, converted=uniform and not nested, pushdown=pushdown)
-    gaps = list(_gaps(onboarded.name, parts, looked, deep=not found.escaped))
+    gaps = list(_gaps(onboarded.name, parts, looked, deep=onboarded.is_key or not found.escaped))
+    if onboarded.is_key:
+        return _with_values(ids, onboarded, parts, found), [*gaps, *_lossy(onboarded, found)]
     gaps += _unknown_with_ids(ids, onboarded, looked)
-    if found.lossy:
-        column = ".".join(onboarded.field)
-        gaps.append(PurgeGap(onboarded.name, f"{found.lossy}, the type of {column}: no row was searched for them"))
+    gaps += _lossy(onboarded, found)
     earlier = [part for part in parts if looked[part.location].columns.former]
     by_one = [part for part in earlier if is_by_serde(onboarded.table, part.storage)]
     if left := by_one[FORMER:]:
@@ -200,6 +200,28 @@ def searched(
         names = {part.name for part in left}
         earlier = [part for part in earlier if part.name not in names]
     return _with_former(ids, onboarded, earlier, looked, found), gaps
+
+
+def _lossy(onboarded: Onboarded, found: Search) -> Iterator[PurgeGap]:
+    if found.lossy:
+        column = ".".join(onboarded.field)
+        yield PurgeGap(onboarded.name, f"{found.lossy}, the type of {column}: no row was searched for them")
+
+
+def _with_values(ids: Ids, onboarded: Onboarded, parts: Sequence[Part], found: Search) -> Search:
+    """Adds the partitions whose value of the key is an id, by their locations, with 0 rows: they may have none. An
+    empty value is Hive's default, of rows without a value: no id is equal to it."""
+    names = [key.name.lower() for key in onboarded.table.partition_keys]
+    index, type_ = names.index(onboarded.field[0]), scalar_type(comparable_type(onboarded.type))
+    empty = ("", DEFAULT_PARTITION)
+    known = [(part.location, value_at(part, index)) for part in parts]
+    values = [(uri_of(place, escaped=found.escaped), value) for place, value in known if value not in empty]
+    frame = ids.session.createDataFrame(values, "file STRING, value STRING")
+    key = f"try_cast({'rtrim(value)' if onboarded.type.startswith('char') else 'value'} AS {type_})"
+    named = frame.selectExpr("file", f"{key} AS value", f"{compared(onboarded, key)} AS key").where("value IS NOT NULL")
+    wanted = named.join(_keys(ids), "key", "left_semi").selectExpr("file", "value AS key", "0L AS rows")
+    rows = found.rows.where(f"CAST(key AS STRING) NOT IN {empty}")
+    return Search(rows.union(wanted), found.escaped, found.lossy)
 
 
 def _with_former(
@@ -314,12 +336,14 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
         each = looked[part.location]
         reasons = []
         if each.nested and not deep:
-            reasons.append(f"files in sub-directories, such as {each.nested}")
+            reasons.append(f"files in sub-directories, or named *{COPYING}, such as {each.nested}")
         if each.misread:
             reasons.append(f"RCFiles compressed with bzip2, where Hive's reader misses rows, such as {each.misread}")
         reasons += each.columns.reasons
         if each.unread:
             reasons.append(f"files that no reader reads as rows: {each.unread}")
+        if each.large:
+            reasons.append(f"the mark {each.large}, which is too large")
         if reasons:
             gaps.append(PurgeGap(f"{table}/{part.name}".rstrip("/"), f"not searched: {'; '.join(reasons)}"))
     yield from gaps[:REPORTED]
@@ -422,42 +446,3 @@ def settings(session: Any, values: Mapping[str, str]) -> Iterator[None]:
                 session.conf.unset(key)
             else:
                 session.conf.set(key, value)
-
-
-# ---- placing ---------------------------------------------------------------------------------------------------------
-# Determines the partition of a file named by Spark. Pure.
-
-
-Matched = dict[str, dict[str, tuple[str, int]]]
-"""By part: file name relative to its location -> (its name in Spark, number of matching rows)."""
-
-
-class Unplaced(Exception):
-    """Raised for a file with matching rows that is in no partition of its table."""
-
-
-def place_of(file: str, *, escaped: bool) -> str:
-    """Returns the path of a file named by Spark. Spark's own readers use a URI, in which `p=a%3Ab` is `p=a%253Ab`;
-    Hadoop's input formats, which it uses for Hive's serdes, use the plain path (`input_file_name`)."""
-    return normal(unquote(file) if escaped else file)
-
-
-def by_part(parts: Sequence[Part], counts: Mapping[str, int], *, escaped: bool) -> Matched:
-    """Assigns each file to a part: the nearest location above it. Raises Unplaced for a file in none."""
-    locations = {normal(part.location): part.name for part in parts}
-    found: Matched = {}
-    for file, rows in counts.items():
-        place = place_of(file, escaped=escaped)
-        location = next((above for above in _above(place) if above in locations), None)
-        if location is None:
-            raise Unplaced(f"{place} has rows with an id, but is not in any partition")
-        found.setdefault(locations[location], {})[place[len(location) :].lstrip("/")] = (file, rows)
-    return found
-
-
-def _above(place: str) -> Iterator[str]:
-    """Yields the path itself, which may be a table's location, and all its parents."""
-    yield place
-    while (above := parent(place)) != place:
-        yield above
-        place = above

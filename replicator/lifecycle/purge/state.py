@@ -1,12 +1,12 @@
 """The state of purges on disk: runs, and the progress of each partition. `$cmroot/purge/`.
 
-    lease                     one purge, retain or restore at a time
+    lease                     one purge, retain or undo at a time
     <run>/run.json            the request, its start and end
-    <run>/ids/*.parquet       the ids, as they were when the run began
-    <run>/found/<table>/      which ids Spark found in which file; removed when the table is done
+    <run>/ids/*.parquet       the ids, as they were when the run began; removed with its last backup
+    <run>/found/<table>-<n>/  which ids Spark found in which file, in the n-th attempt; removed when the table is done
     <run>/matched/<stamp>/    which ids a search has found; removed when the run has ended
     <run>/units/<n>.jsonl     states of partitions, one line each; the last line about a partition counts
-    <run>/files/<n>.parquet   the files of partitions before they were swapped (schema SWAPPED_FILES)
+    <run>/files/<n>.parquet   the files of partitions before they were swapped or dropped (schema SWAPPED_FILES)
 
 Files are published atomically and never changed, except run.json, which is replaced.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,38 +27,43 @@ from cmroot.errors import UNREADABLE, FormatError
 from cmroot.pins import iso
 from cmroot.store.listing import FileState
 from cmroot.store.place import Place, join
+from replicator.errors import UsageError
 
 VERSION = 1
 PURGE = "purge"
 _RUN = re.compile(r"(\d{13})-[0-9a-f]{8}")
 
 State = Literal["PENDING", "STAGED", "VERIFIED", "SWAPPED", "DONE", "FAILED", "EXHAUSTED", "SKIPPED"]
-OPEN = ("PENDING", "STAGED", "VERIFIED", "SWAPPED", "FAILED")
 
 SWAPPED_FILES = pa.schema(
     [
         ("table", pa.string()),
         ("partition", pa.string()),
-        ("location", pa.string()),  # its location before the swap
+        ("location", pa.string()),  # `Unit.old`
         ("name", pa.string()),
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
         ("identity", pa.string()),
-        ("matched", pa.int64()),  # rows erased from it; 0: unchanged, or read by no reader
-        ("checksum", pa.string()),  # of rewritten files as they were, and of files that no reader reads; else null
-        ("checksum_after", pa.string()),  # of the files that replaced them; null in runs of earlier releases
+        # Rows erased from it; 0: unchanged, or read by no reader; in the second row of a dropped partition's file: 1.
+        ("matched", pa.int64()),
+        # Of rewritten files as they were, and of files that no reader reads; else null. Files of dropped partitions
+        # have two rows: one as listed, with null, and one with the checksum as soon as they are in `$cmroot`.
+        ("checksum", pa.string()),
+        ("checksum_after", pa.string()),  # of the files that replaced them; else null, and in runs of earlier releases
     ]
 )
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition in a run ("" for an unpartitioned table). attempt: counts from 1. reason: why something was not done.
-    old, new: locations. rows, matched, rows_after: before, erased, after. bytes, bytes_after: of the old and the new
-    files. files: number of new files, including `rewritten` ones; files_before: of old ones. time: of this state, in
-    seconds since 1970. event: the metastore's newest after the swap. backup: the old location is retained in place,
-    recycled to `$cmroot` (by the audit's run `recycled_by`), or restored to the table. aside: the directory of the
-    backup, which has the replaced files; "" in runs of earlier releases, which changed the location: the backup is the
-    entire old directory."""
+    old: its location. new: the directory of the new files until these replace the old ones, then the location; in runs
+    of earlier releases, the new location. aside: the directory of the backup, which has the replaced files; "" in those
+    runs, whose backup is the entire old directory. rows, matched, rows_after: before, erased, after. bytes,
+    bytes_after: of the old and the new files. files: number of new files, including `rewritten` ones; files_before: of
+    old ones. time: of this state, in seconds since 1970. event: the metastore's newest after the swap or drop. backup:
+    it is kept, recycled to `$cmroot` (by the audit's run `recycled_by`), or restored to the table; "" if there is none,
+    because nothing was swapped. dropped: the partition as the metastore had it, if the purge drops it; then the files
+    in `$cmroot` are the backup, which is "recycled" as soon as the drop is recorded."""
 
     table: str
     partition: str
@@ -80,6 +85,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     event: int = 0
     backup: Literal["", "kept", "recycled", "restored"] = ""
     recycled_by: str = ""
+    dropped: dict[str, Any] = {}
 
     @property
     def key(self) -> tuple[str, str]:
@@ -122,10 +128,12 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. stamp: 13 digits, part of the names of the directories it creates. status: `running` until it has ended;
-    `abandoned`: it was killed, and a different request followed. tables: the finished ones. never_found: the number of
-    ids that no table had, None if unknown; near_misses: how many of these a table had in another spelling. request:
-    JSON that is equal for equal requests. counted: the last change of each partitioned table's own counts."""
+    """One run of a purge, or an undo. stamp: 13 digits, part of the names of the directories it creates. status:
+    `running` until it has ended; `abandoned`: it was killed, and another request, or the next undo, has ended it.
+    request: JSON that is equal for equal requests; that of a purge has `ids`. ids, ids_type: their number and type, 0
+    and "" until they are stored; ids_digest: of `Ids.digest`; "" in runs of earlier releases. tables: the finished
+    ones. never_found: the number of ids that no table had, None if unknown; near_misses: how many of these a table had
+    in another spelling. counted: the last change of each partitioned table's own counts."""
 
     id: str
     stamp: str
@@ -135,6 +143,7 @@ class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = ""
     ids: int = 0
     ids_type: str = ""
+    ids_digest: str = ""
     tables: tuple[str, ...] = ()
     never_found: int | None = None
     near_misses: int | None = None
@@ -144,7 +153,7 @@ class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's directory. Its only writer is the holder of the lease."""
+    """A run's directory. Its only writer is the holder of the lease, which may be a later run that completes it."""
 
     root: str
     id: str
@@ -159,7 +168,7 @@ class RunDirectory:
 
     @property
     def matched(self) -> str:
-        """The ids that were found, by search."""
+        """The ids that were found, a directory for each search."""
         return join(self.place, "matched")
 
     def found(self, table: str, attempt: int) -> str:
@@ -201,7 +210,7 @@ class RunDirectory:
 
     @property
     def is_restore(self) -> bool:
-        """True if the run is a restore; a restore retains the replaced directory as a purge does."""
+        """True if the run is an undo of a purge, which keeps the files that it replaces; False if it reverts one."""
         return "restore" in self.read_run().request
 
     def write_files(self, rows: list[dict[str, Any]]) -> None:
@@ -212,7 +221,8 @@ class RunDirectory:
         self._write("files", ".parquet", sink.getvalue().to_pybytes())
 
     def files(self) -> Iterator[pa.Table]:
-        """Yields the files of swapped partitions. For a retried partition, yields the rows of each attempt in order."""
+        """Yields the files of swapped and dropped partitions. For a retried one, yields the rows of each attempt in
+        order."""
         place = Place(self.place) / "files"
         for name in place.list():
             with (place / name).open_read() as file:
@@ -242,3 +252,69 @@ def runs(root: str) -> list[RunDirectory]:
         for name in place.list()
         if _RUN.fullmatch(name) and (place / name / "run.json").exists()
     ]
+
+
+def runs_of(root: str, metastore: str, ids: str, run: str | None) -> list[RunDirectory]:
+    """Returns a run of a metastore (its URI), `latest` for the newest, or all with these ids ("db.table:column"),
+    oldest first. Raises UsageError for an unknown run."""
+    known = []
+    for directory in runs(root):
+        request = directory.read_run().request
+        if "ids" in request and request["metastore"] == metastore:
+            known.append((directory, request["ids"]))
+    if run is not None:
+        found = [directory for directory, _ in known if run in (directory.id, "latest")][-1:]
+        if not found:
+            raise UsageError(f"{root}: no purge {run!r}", hint=f"known purges: {', '.join(d.id for d, _ in known)}")
+        return found
+    return [directory for directory, own in known if own == ids]
+
+
+# ---- what runs have purged -------------------------------------------------------------------------------------------
+
+
+RecordedUnit = tuple[RunDirectory, Unit]
+"""A partition, as a run has recorded it last."""
+
+
+def recorded_units(directories: Sequence[RunDirectory]) -> tuple[list[RecordedUnit], list[RecordedUnit]]:
+    """Returns the partitions that these runs have purged, and those whose drop they have begun and not completed. A
+    drop that any other run of the root has completed since counts as purged, by that run's record: it has the files
+    that the former have moved, too."""
+    purged, left = list[RecordedUnit](), dict[tuple[str, str], RecordedUnit]()
+    for directory in directories:
+        for unit in directory.units().values():
+            if unit.backup:
+                purged.append((directory, unit))
+            elif unit.dropped:
+                left[unit.key] = directory, unit
+    known, metastores = (
+        {each.id for each in directories},
+        {each.read_run().request["metastore"] for each in directories},
+    )
+    for directory in runs(directories[0].root) if left else ():
+        if directory.read_run().request["metastore"] not in metastores:
+            continue
+        for unit in directory.units().values():
+            was = left[unit.key][1] if unit.dropped and unit.backup and unit.key in left else None
+            if was is not None and unit.old == was.old and unit.time >= was.time:
+                del left[unit.key]
+                purged += [] if directory.id in known else [(directory, unit)]
+    return purged, list(left.values())
+
+
+def erased_rows(purged: Iterable[RecordedUnit]) -> dict[str, int]:
+    """Returns the number of rows that were erased, by table."""
+    rows: dict[str, int] = {}
+    for _, unit in purged:
+        rows[unit.table] = rows.get(unit.table, 0) + unit.matched
+    return rows
+
+
+def swapped_units(purged: Iterable[RecordedUnit]) -> dict[str, list[Unit]]:
+    """Returns the purged partitions by table, in the state of their last run."""
+    latest: dict[tuple[str, str], Unit] = {unit.key: unit for _, unit in purged}
+    by_table: dict[str, list[Unit]] = {}
+    for unit in latest.values():
+        by_table.setdefault(unit.table, []).append(unit)
+    return by_table

@@ -12,21 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from cmroot.store.place import is_local, join, located, name_of, normal, parent, remove_if_empty
+from cmroot.store.place import give_rights, is_local, join, located, name_of, normal, parent, remove_if_empty
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Skew, Storage, Table
 from replicator.core.runtime import Advance
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectNotFound
 from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.rewrite.formats import FileFormat
-from replicator.lifecycle.purge.rewrite.rewrite_task import (
-    FileDone,
-    FilesTask,
-    FileWork,
-    give_rights,
-    run_files_task,
-    sweep_staging,
-)
+from replicator.lifecycle.purge.rewrite.rewrite_task import FileDone, FilesTask, FileWork, run_files_task, sweep_staging
 from replicator.lifecycle.purge.state import Counted, PurgeRun, RunDirectory, runs
 from replicator.lifecycle.purge.table_files import SIBLING, Look, Part, is_data, look_at, parts_of
 from replicator.lifecycle.removal.live import LiveLocations
@@ -103,7 +96,7 @@ def set_parts(metastore: Metastore, table: Table, things: Sequence[Table | Parti
     metastore.alter_partitions(table.db, table.name, [each for each in things if isinstance(each, Partition)])
 
 
-def locations_now(metastore: Metastore, table: Table, names: Sequence[str]) -> dict[str, str]:
+def locations_now(metastore: MetastoreReader, table: Table, names: Sequence[str]) -> dict[str, str]:
     """Returns the current locations of parts by name; omits parts that no longer exist."""
     try:
         current = metastore.table(table.db, table.name)

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from cmroot.keep.journal import files_at
 from cmroot.keep.versions import OldVersion, keeps_versions, old_versions, open_version
-from cmroot.log.captured import ADD, RELEASE, Segment, segments
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.listing import FileState, hidden, skipped_directory
 from cmroot.store.local import is_directory, status_of
@@ -31,8 +29,11 @@ from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
-from replicator.lifecycle.purge.state import RunDirectory
+from replicator.errors import Error, ObjectNotFound
+from replicator.lifecycle.purge.options import is_sparks
+from replicator.lifecycle.purge.state import Unit
 from replicator.metastore.client import MetastoreReader
+from replicator.replay.placement import PUBLISHED, is_published
 
 # ---- partitions ------------------------------------------------------------------------------------------------------
 
@@ -42,8 +43,11 @@ SIBLING = "_purge-"
 and Spark a directory with a leading underscore is not a partition; the last name is retained: readers skip hidden ones.
 """
 
-_MARKS = ("_SUCCESS", "_committed_", "_started_")
-"""Name prefixes of committers' files, which list files and contain no rows."""
+_MARK_NAME = re.compile(r"_SUCCESS|_(committed|started)_[\w-]+")
+"""Names of committers' files, which list files and contain no rows."""
+
+SIDECAR = b"crc\0"
+"""The first bytes of Hadoop's checksums of a local file: `.<its name>.crc`."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,14 @@ class Part:
 class Look(msgspec.Struct, frozen=True):
     """The listing of a location. links: symbolic links. `unnamed`: files and directories whose names are not UTF-8,
     which neither Spark nor a record can represent. passed_over: non-empty files that readers do not read as rows,
-    except sidecars and marks. `digest`: equal as long as nothing has changed."""
+    except sidecars and marks; marks: those, with their sizes. `digest`: equal as long as nothing has changed."""
 
     files: tuple[FileState, ...]
     links: tuple[str, ...] = ()
     missing: bool = False
     unnamed: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
+    marks: tuple[tuple[str, int], ...] = ()
 
     @property
     def digest(self) -> str:
@@ -112,7 +117,7 @@ def new_files_location(location: str, stamp: str) -> str:
 def look_at(location: str) -> Look:
     """Lists a location. Reads only. Lists symbolic links and does not follow them."""
     if not is_local(location):
-        return _sorted(files_at(location), (), ())
+        return _sorted(location, files_at(location), (), ())
     top, found, links, unnamed = local_path(location), list[tuple[str, FileState]](), list[str](), list[str]()
     status = status_of(top, follow=False)
     if status is not None and stat.S_ISLNK(status.st_mode):
@@ -136,18 +141,47 @@ def look_at(location: str) -> Look:
                         status = entry.stat()
                         found.append((name, FileState("", status.st_size, status.st_mtime_ns, str(status.st_ino))))
     links = [name for name in links if not _is_hidden(name)]
-    return msgspec.structs.replace(_sorted(found, links, unnamed), missing=False)
+    return msgspec.structs.replace(_sorted(top, found, links, unnamed), missing=False)
 
 
-def _sorted(found: Iterable[tuple[str, FileState]], links: Iterable[str], unnamed: Iterable[str]) -> Look:
-    files, passed_over = list[FileState](), list[str]()
+def look_above(table: Table, locations: Iterable[str]) -> tuple[Look, list[str]]:
+    """Lists a partitioned table's directory down to its partitions, at these locations. Returns the files outside of
+    them, and the directories that belong to none, but for those of purges."""
+    top, homes = normal(table.location or ""), {normal(each) for each in locations}
+    if not table.is_partitioned or not top or not located(top).exists() or is_below(top, homes):
+        return Look(()), []
+    above, found, others, waiting = set[str](), list[tuple[str, FileState]](), list[str](), [""]
+    for home in homes:
+        while is_below(home := parent(home), [top]) and home not in above:
+            above.add(home)
+    while waiting:
+        relative = waiting.pop()
+        for child in located(join(top, relative) if relative else top).children():
+            name = join(relative, name_of(child.path)) if relative else name_of(child.path)
+            place = join(top, name)
+            if not child.is_directory:
+                found.append((name, FileState("", child.size, 0, "")))
+            elif place in above and place not in homes:
+                waiting.append(name)
+            elif place not in homes and not name_of(place).startswith(SIBLING):
+                others.append(place)
+    return _sorted(top, found, (), ()), sorted(others)
+
+
+def _sorted(place: str, found: Iterable[tuple[str, FileState]], links: Iterable[str], unnamed: Iterable[str]) -> Look:
+    files, passed_over, marks = list[FileState](), list[str](), list[tuple[str, int]]()
     for name, state in found:
+        if _is_mark(name):
+            marks.append((name, state.size))
         if not _is_hidden(name):
             files.append(msgspec.structs.replace(state, path_relative=name))
-        if state.size and not name.endswith(".crc") and (_is_hidden(name) or not is_data(name)) and not _is_mark(name):
+        is_unread = (_is_hidden(name) or not is_data(name)) and not _is_mark(name)
+        if state.size and is_unread and not _is_sidecar(place, name, state.size):
             passed_over.append(name)
     files.sort(key=lambda each: each.path_relative)
-    return Look(tuple(files), tuple(sorted(links)), not files, tuple(sorted(unnamed)), tuple(sorted(passed_over)))
+    return Look(
+        tuple(files), tuple(sorted(links)), not files, tuple(sorted(unnamed)), tuple(sorted(passed_over)), tuple(marks)
+    )
 
 
 def _is_hidden(name: str) -> bool:
@@ -156,7 +190,18 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_mark(name: str) -> bool:
-    return name.rpartition("/")[2].startswith(_MARKS)
+    return _MARK_NAME.fullmatch(name_of(name)) is not None
+
+
+def _is_sidecar(place: str, name: str, size: int) -> bool:
+    """Returns True for checksums that Hadoop's local filesystem has written, by their first bytes: rows may have such a
+    name, too."""
+    last = name_of(name)
+    if not (last.startswith(".") and last.endswith(".crc")) or size % 4:
+        return False
+    with contextlib.suppress(FileNotFoundError), located(join(place, name)).open_read() as source:
+        return source.read(len(SIDECAR)) == SIDECAR
+    return True  # deleted concurrently
 
 
 def is_data(name: str) -> bool:
@@ -175,19 +220,23 @@ BATCH = 50
 
 
 class CopiesTask(msgspec.Struct, frozen=True):
-    """Directories, and the sizes of the contents to find; only files of these sizes are read."""
+    """Directories, and the sizes of the contents to find; only files of these sizes are read. reports: a directory that
+    cannot be read is in the result, and does not end the task."""
 
     places: tuple[str, ...]
     sizes: frozenset[int]
+    reports: bool = False
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """A file of one of these sizes. `version`: a noncurrent version in a bucket; "" for a file."""
+    """A file of one of these sizes. `version`: a noncurrent version in a bucket; "" for a file. error: why a directory
+    cannot be read."""
 
     place: str
     size: int
     checksum: str
     version: str = ""
+    error: str = ""
 
 
 class KeptTask(msgspec.Struct, frozen=True):
@@ -211,17 +260,26 @@ def kept_versions(paths: Sequence[str], engines: AutoEngine) -> Iterator[OldVers
 
 def run_copies_task(task: CopiesTask) -> list[Copy]:
     """Includes hidden files; skips files deleted concurrently. May run twice."""
-    found = []
+    found = list[Copy]()
     for place in task.places:
-        for name, state in files_at(place):
-            if state.size in task.sizes:
-                path = join(place, name)
-                try:
-                    found.append(Copy(path, state.size, checksum_at(path)[0]))
-                except FileNotFoundError:
-                    continue
-        found += _old_copies(place, task.sizes)
+        try:
+            found += _copies_at(place, task.sizes)
+        except NotADirectoryError:  # a file has taken the place of a directory above
+            continue
+        except (Error, OSError) as error:
+            if not task.reports:
+                raise
+            found.append(Copy(place, 0, "", error=getattr(error, "message", "") or str(error)))
     return found
+
+
+def _copies_at(place: str, sizes: frozenset[int]) -> Iterator[Copy]:
+    for name, state in files_at(place):
+        if state.size in sizes:
+            path = join(place, name)
+            with contextlib.suppress(FileNotFoundError):
+                yield Copy(path, state.size, checksum_at(path)[0])
+    yield from _old_copies(place, sizes)
 
 
 def _old_copies(place: str, sizes: frozenset[int]) -> Iterator[Copy]:
@@ -231,32 +289,55 @@ def _old_copies(place: str, sizes: frozenset[int]) -> Iterator[Copy]:
                 yield Copy(old.path, old.size, checksum_stream(source)[0], old.version)
 
 
-def copies(places: Iterable[str], contents: Collection[Key], engines: AutoEngine) -> Iterator[Copy]:
-    """Yields files at or below the paths with one of the contents, each once."""
+def copies(
+    places: Iterable[str], contents: Collection[Key], engines: AutoEngine, unread: dict[str, str] | None = None
+) -> Iterator[Copy]:
+    """Yields files at or below the paths with one of the contents, each once. unread: gets the reasons why directories
+    cannot be read, by path; without it, the first raises its error."""
     several, sizes, seen = sorted(set(places)), frozenset(size for _, size in contents), set[tuple[str, str]]()
-    tasks = (CopiesTask(tuple(several[at : at + BATCH]), sizes) for at in range(0, len(several), BATCH))
+    reports = unread is not None
+    tasks = (CopiesTask(tuple(several[at : at + BATCH]), sizes, reports) for at in range(0, len(several), BATCH))
     for found in engines.for_work(len(several)).run(run_copies_task, tasks) if sizes else ():
         for copy in found:
-            if (copy.checksum, copy.size) in contents and (copy.place, copy.version) not in seen:
+            if copy.error and unread is not None:
+                unread[copy.place] = copy.error
+            elif (copy.checksum, copy.size) in contents and (copy.place, copy.version) not in seen:
                 seen.add((copy.place, copy.version))
                 yield copy
 
 
-def directories_of(table: Table, parts: Sequence[Part], home: str) -> Iterator[str]:
+def directories_of(table: Table, parts: Sequence[Part], home: str, others: Collection[str]) -> Iterator[str]:
     """Yields directories that may contain files of a table: its own, those of these partitions, those that a purge has
-    created next to them, and the default location in its database (at `home`). Splits each into its entries. Skips
-    directories that do not exist. May yield nested directories."""
+    created next to them, the default location in its database (at `home`), and those that snapshots have published for
+    it, also under a former name: one that is not of the database's tables (`others`). Splits each into its entries.
+    Skips directories that do not exist. May yield nested directories."""
     tops = {_unpurged(each) for each in (table.location, join(home, table.name) if home else "") if each}
     tops |= {each for each in map(_unpurged, (part.location for part in parts)) if not is_below(each, tops)}
-    for top in sorted(tops):
-        for place in (top, *_beside(top)):
-            below = _children(place)
-            yield from below or [place]
+    places = [each for top in sorted(tops) for each in (top, *_beside(top))]
+    for place in (*places, *_published(table, home, others)):
+        below = _children(place)
+        yield from below or [place]
+
+
+def _published(table: Table, home: str, others: Collection[str]) -> Iterator[str]:
+    """Yields the directories of a table in the layout of snapshots, the present one and those that it replaced."""
+    own = table.location or ""
+    tops = {home, own.partition(f"/{PUBLISHED}/")[0] if is_published(own) else parent(own) if own else ""}
+    for top in sorted({normal(each) for each in tops if each}):
+        for load in located(join(top, PUBLISHED)).list():
+            for name in located(join(top, PUBLISHED, load)).list():
+                db, _, called = name.partition(".")
+                if db == table.db and (called == table.name or called not in others):
+                    yield join(top, PUBLISHED, load, name)
 
 
 def is_below(place: str, tops: Collection[str]) -> bool:
     """Returns True if a path is equal to or below one of `tops`."""
-    return any(place == top or place.startswith(f"{top}/") for top in tops)
+    while place not in tops:
+        if (above := parent(place)) == place:
+            return False
+        place = above
+    return True
 
 
 def _unpurged(location: str) -> str:
@@ -286,8 +367,7 @@ def _children(place: str) -> list[str]:
 
 
 # ---- erased contents -------------------------------------------------------------------------------------------------
-# The contents that must be gone after a purge: those of files that had rows erased, and of older states of the purged
-# tables, which were not searched. Reads only.
+# Contents that must be gone after a purge, and those of dropped partitions that readers still read. Reads only.
 
 
 ERASED = "rows were erased from it"
@@ -310,38 +390,63 @@ class Content(msgspec.Struct, frozen=True):
         return self.checksum, self.size
 
 
-def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
-    """Yields the previous contents of files that these runs have rewritten, and of files that no reader reads; only of
-    partitions that were swapped."""
-    for directory in directories:
-        swapped = {unit.key for unit in directory.units().values() if unit.backup}
-        for table in directory.files():
-            for row in table.filter(pc.is_valid(table["checksum"])).to_pylist():
-                if (row["table"], row["partition"]) in swapped:
-                    place, why = join(row["location"], row["name"]), ERASED if row["matched"] else UNREAD
-                    yield Content(row["checksum"], row["size"], row["table"], row["partition"], place, why)
+def rows_of_files(
+    unit: Unit, look: Look, matched: Mapping[str, int], checksums: Mapping[str, tuple[str, str]]
+) -> Iterator[dict[str, Any]]:
+    """Yields the files of a partition before its swap. Rows for files that no reader reads include checksums of their
+    contents, by which a certificate finds them. checksums: of the old and the new contents of rewritten files."""
+    for state in look.files:
+        name = state.path_relative
+        checksum, after = checksums.get(name, (None, None))
+        yield unit.file_row(state, matched=matched.get(name, 0), checksum=checksum, after=after)
+    for name in look.passed_over:
+        checksum, size = checksum_at(join(unit.old, name))
+        yield unit.file_row(FileState(name, size, 0, ""), checksum=checksum) | {"mtime_ns": None, "identity": None}
 
 
-def older_contents(root: str, tables: Collection[str]) -> dict[tuple[str, int], Content]:
-    """Returns the contents that tables ("db.table") formerly had, according to the captured log. Holds in memory a row
-    for each content that they ever had."""
-    counts: dict[tuple[str, int], int] = {}
-    seen: dict[tuple[str, int], Content] = {}
-    for row in _rows(segments(root), {table.lower() for table in tables}):
-        key = (row["checksum"], row["size"])
-        counts[key] = counts.get(key, 0) + (1 if row["op"] == ADD else -1)
-        place = join(row["location"] or "", row["path"] or "")
-        seen[key] = Content(*key, f"{row['db']}.{row['table']}", row["partition"] or "", place, OLDER)
-    return {key: content for key, content in seen.items() if counts[key] <= 0}
+def shared_contents(
+    metastore: MetastoreReader, swapped: Mapping[str, Sequence[Unit]], erased: Sequence[Content], engines: AutoEngine
+) -> set[tuple[str, Key]]:
+    """Returns the contents of dropped partitions only that readers read in partitions of the same table, too, with the
+    table: no id of it is in them, whatever other tables have. Hidden files, other versions, and those that no reader
+    reads prove nothing; see `_role`."""
+    dropped = {unit.key for units in swapped.values() for unit in units if unit.dropped}
+    rewritten = {each.key for each in erased if (each.table, each.partition) not in dropped}
+    wanted, found = dict[str, dict[Key, set[str]]](), set[tuple[str, Key]]()
+    for each in erased:
+        if each.key not in rewritten:
+            wanted.setdefault(each.table, {}).setdefault(each.key, set()).add(_role(name_of(each.path), nested=True))
+    for name, roles in wanted.items():
+        with contextlib.suppress(ObjectNotFound):
+            table = metastore.table(*name.split(".", 1))
+            tops = {normal(part.location) for part in parts_of(metastore, table)}
+            for copy in copies(tops, roles, engines):
+                key = copy.checksum, copy.size
+                if (name, key) in found or copy.version:
+                    continue
+                top = copy.place
+                while top not in tops:
+                    top = parent(top)
+                role = _role(copy.place[len(top) :].lstrip("/"), nested=not is_sparks(table))
+                if role and (role == _DATA or role in roles[key]) and _is_described(copy.place, role):
+                    found.add((name, key))
+    return found
 
 
-def _rows(log: Sequence[Segment], tables: set[str]) -> Iterator[dict[str, Any]]:
-    columns = ["op", "db", "table", "partition", "location", "path", "size", "checksum"]
-    wanted = pa.array(sorted(tables), pa.string())
-    for segment in log:
-        for batch in segment.file_batches(columns):
-            rows = pa.Table.from_batches([batch])
-            names = pc.binary_join_element_wise(rows["db"], rows["table"], ".")
-            fits = pc.and_(pc.is_in(names, wanted), pc.is_in(rows["op"], pa.array([ADD, RELEASE])))
-            fits = pc.and_(fits, pc.and_(pc.is_valid(rows["checksum"]), pc.is_valid(rows["size"])))
-            yield from rows.filter(pc.fill_null(fits, False)).to_pylist()
+_DATA, _MARK, _SIDECAR = "data", "mark", "sidecar"
+
+
+def _role(name: str, *, nested: bool) -> str:
+    """Returns the role of a file of a partition: rows, marks (searched for ids), or checksums of these; "" of others.
+    name: relative to its location; nested: whether readers read sub-directories."""
+    above, _, last = name.rpartition("/")
+    if last.startswith(".") and last.endswith(".crc"):
+        return _SIDECAR if _role(join(above, last[1:-4]) if above else last[1:-4], nested=nested) else ""
+    if _is_mark(name):
+        return _MARK
+    return _DATA if not _is_hidden(name) and is_data(name) and (nested or not above) else ""
+
+
+def _is_described(place: str, role: str) -> bool:
+    """Returns False for the sidecar of a file that does not exist."""
+    return role != _SIDECAR or located(join(parent(place), name_of(place)[1:-4])).exists()

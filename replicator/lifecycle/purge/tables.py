@@ -6,15 +6,13 @@ retried a few times, each time with a new search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from cmroot.store.checksum import checksum_at
-from cmroot.store.listing import FileState
 from cmroot.store.place import Place, join, located
 from replicator.core.audit import Removal
 from replicator.core.grouping import batched
@@ -22,16 +20,34 @@ from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.file_columns import look_at_all
+from replicator.lifecycle.purge.file_names import (
+    Drop,
+    Matched,
+    NamedIds,
+    Unplaced,
+    by_part,
+    drop_parts,
+    lost_drops,
+    place_of,
+    refuse_on_nodes,
+)
 from replicator.lifecycle.purge.ids import Ids, LossyIds, Searched, near_misses, view_missing, write_matched
 from replicator.lifecycle.purge.matching import is_matched
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap, PurgeOptions
-from replicator.lifecycle.purge.replacing import Swap, replace_parts
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
-from replicator.lifecycle.purge.searching import Matched, Search, Unplaced, by_part, place_of, searched
+from replicator.lifecycle.purge.replacing import figured, lacking_of, replace_parts, swap_of
+from replicator.lifecycle.purge.rewrite.formats import Unsupported, format_of_files
+from replicator.lifecycle.purge.searching import Search, searched
 from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.lifecycle.purge.swapping import Staged, Staging, drop_column_statistics, settle_counts, stage
-from replicator.lifecycle.purge.table_files import Part, look_at, new_files_location, new_location, parts_of
+from replicator.lifecycle.purge.table_files import (
+    Part,
+    look_at,
+    new_files_location,
+    new_location,
+    parts_of,
+    rows_of_files,
+)
 from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.removal import LegalHold, forbidden, read_holds
 from replicator.metastore.client import Metastore
@@ -42,13 +58,14 @@ BATCH = 100
 
 @dataclass
 class TableDone:
-    """The result for one table. partitions: all of the table; swapped, failed: of those with matching rows. error: why
-    the table as a whole was not searched; gaps: the parts of a searched table that were not searched."""
+    """The result for one table. partitions: all of the table; swapped, failed: of those with matching rows; dropped:
+    of the swapped ones, those whose value is an id. error: why the table was not searched; gaps: unsearched parts."""
 
     table: str
     partitions: int = 0
     swapped: int = 0
     failed: int = 0
+    dropped: int = 0
     rows_erased: int = 0
     rows_before: int = 0
     rows_after: int = 0
@@ -71,6 +88,10 @@ class TableDone:
             self.rows_erased += unit.matched
             self.rows_before += unit.rows
             self.rows_after += unit.rows_after
+            if unit.dropped:
+                self.gaps = [gap for gap in self.gaps if gap.table != unit.name]
+                self.dropped += 1
+                continue
             self.files_rewritten += unit.rewritten
             self.files_carried += unit.files - unit.rewritten
             self.bytes_rewritten += unit.bytes
@@ -112,7 +133,8 @@ class TableWork:
         return done
 
     def purge_table(self, onboarded: Onboarded) -> TableDone:
-        done, ended = TableDone(onboarded.name), set[str]()
+        done, ended, before = TableDone(onboarded.name), set[str](), self.directory.units().values()
+        done.add(each for each in before if each.table == done.table and each.state == "DONE" and each.backup)
         self._tried(onboarded, lambda attempt: self._attempt(attempt, ended, done), done)
         if done.swapped:
             self.run = settle_counts(self.metastore, self.directory, self.run, done.table)
@@ -157,6 +179,7 @@ class TableWork:
     ) -> list[Unit]:
         table = self.metastore.table(onboarded.table.db, onboarded.table.name)
         parts = list(parts_of(self.metastore, table))
+        refuse_on_nodes(onboarded, parts)
         try:
             return act(self._searched(onboarded, parts, number, done))
         except Exception as error:
@@ -169,9 +192,11 @@ class TableWork:
     ) -> TableSearch:
         """Searches a table. parts: all its partitions."""
         done.partitions = max(done.partitions, len(parts))
+        names = NamedIds(self.ids, onboarded)
         with self._task("list", onboarded):
-            looked = look_at_all(self.remover.engine, parts, onboarded)
+            looked = look_at_all(self.remover.engine, parts, onboarded, names)
         found, done.gaps = searched(self.ids, onboarded, parts, looked, pushdown=pushdown)
+        done.gaps += names.gaps(parts)
         digests = {location: each.digest for location, each in looked.items()}
         return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
 
@@ -199,7 +224,8 @@ class TableWork:
             for part in dirty
         ]
         self.directory.write_units(units)
-        again: list[Unit] = []
+        lost = lost_drops(self.directory, attempt.onboarded, attempt.parts)
+        again = self._dropped(attempt.onboarded, lost, done, []) if lost else []
         files = sum(len(matched[part.name]) for part in dirty)
         with self._task("purge", attempt.onboarded, total=len(units), files=files) as advance:
             for batch in batched(units, BATCH):
@@ -227,38 +253,46 @@ class TableWork:
         for name, files in matched.items():
             part = attempt.parts[name]
             rows = sum(rows for _, rows in files.values())
-            reason = f"{rows:,} rows in {len(files):,} files have an id"
-            try:
-                _format_of(onboarded, part, files)
-            except Unsupported as error:
-                reason, done.failed = f"{reason}, and {error}", done.failed + 1
             done.rows_erased += rows
             done.swapped += 1
+            if onboarded.is_key:
+                done.dropped += 1
+                planned = Drop.of(self._planned(onboarded, part), part, files).unit
+                reason = "its value is an id: it is to be dropped"
+                done.units.append(msgspec.to_builtins(msgspec.structs.replace(planned, reason=reason)))
+                continue
+            reason = f"{rows:,} rows in {len(files):,} files have an id"
+            try:
+                format_of_files(onboarded, part.storage, part.location, files)
+            except Unsupported as error:
+                reason, done.failed = f"{reason}, and {error}", done.failed + 1
             done.files_rewritten += len(files)
             places = (place_of(uri, escaped=found.escaped) for uri, _ in files.values())
             done.bytes_rewritten += sum(located(place).size() for place in places)
-            unit = Unit(
-                table=onboarded.name,
-                partition=name,
-                state="PENDING",
-                time=self.remover.clock(),
-                reason=reason,
-                old=part.location,
-                new=part.location,
-                aside=new_location(part.location, self.run.stamp),
-                matched=rows,
-                rewritten=len(files),
-            )
+            unit = self._planned(onboarded, part)
+            unit = msgspec.structs.replace(unit, reason=reason, matched=rows, rewritten=len(files))
             done.units.append(msgspec.to_builtins(unit))
         return []
+
+    def _planned(self, onboarded: Onboarded, part: Part) -> Unit:
+        return Unit(
+            table=onboarded.name,
+            partition=part.name,
+            state="PENDING",
+            time=self.remover.clock(),
+            old=part.location,
+            new=part.location,
+            aside=new_location(part.location, self.run.stamp),
+        )
 
     def never_found(self, tables: Sequence[Onboarded]) -> tuple[int, int | None, str]:
         """Returns the number of ids that no table of the run had, how many of these a table has in another spelling,
         and why the latter is None. Reads the tables only if there are such ids."""
         matched, near = Place(self.directory.matched), Place(self.directory.place) / "found"
         try:
-            missing = view_missing(self.ids, [str(matched / name) for name in matched.list()]).cache()
-            count = int(missing.count())
+            with self.progress.task("count ids that no table has"):
+                missing = view_missing(self.ids, [str(matched / name) for name in matched.list()]).cache()
+                count = int(missing.count())
             known = [_searched_column(each) for each in tables if count and is_matched(each.type)]
             if not known:
                 return count, 0, ""
@@ -283,6 +317,7 @@ class TableWork:
         again: list[Unit] = []
         ended: list[Unit] = []
         stagings: dict[str, Staging] = {}
+        dropped: dict[str, Drop] = {}
         holds = read_holds(self.remover.root, self.remover.clock())
         self.remover.live.refresh()
         for unit in units:
@@ -295,17 +330,19 @@ class TableWork:
                 again.append(unit.at("FAILED", self.remover.clock, reason="its files changed during the search"))
                 continue
             if look.links:
-                ended.append(
-                    unit.at("SKIPPED", self.remover.clock, reason=f"it contains a symbolic link: {look.links[0]}")
-                )
+                why = f"it contains a symbolic link: {look.links[0]}"
+                ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
                 continue
             if look.unnamed:
                 why = f"the name of a file is not UTF-8: {look.unnamed[0]}"
                 ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
                 continue
             files = matched[unit.partition]
+            if onboarded.is_key:
+                dropped[part.name] = Drop.of(unit, part, files)
+                continue
             try:
-                format_ = _format_of(onboarded, part, files)
+                format_ = format_of_files(onboarded, part.storage, part.location, files)
             except Unsupported as error:
                 ended.append(unit.at("SKIPPED", self.remover.clock, reason=str(error)))
                 continue
@@ -317,12 +354,14 @@ class TableWork:
                 {name: rows for name, (_, rows) in files.items()},
                 {name: uri for name, (uri, _) in files.items()},
             )
+        if onboarded.is_key:
+            return self._dropped(onboarded, dropped, done, [*ended, *again])
         by_name = {unit.partition: unit for unit in units}
         staged = {
             each.staging.part.name: each for each in self._stage(onboarded, list(stagings.values()), found, advance)
         }
         for name, each in staged.items():
-            by_name[name] = _figured(by_name[name], each)
+            by_name[name] = figured(by_name[name], each)
             if each.error:
                 if each.final:
                     ended.append(by_name[name].at("SKIPPED", self.remover.clock, reason=each.error))
@@ -330,7 +369,13 @@ class TableWork:
                     again.append(by_name[name].at("FAILED", self.remover.clock, reason=each.error))
         going = {name: each for name, each in staged.items() if not each.error}
         self.directory.write_units(by_name[name].at("STAGED", self.remover.clock) for name in going)
-        self.directory.write_files([row for name, each in going.items() for row in _file_rows(by_name[name], each)])
+        self.directory.write_files(
+            [
+                row
+                for name, each in going.items()
+                for row in rows_of_files(by_name[name], each.staging.look, each.staging.matched, each.checksums)
+            ]
+        )
         changed: dict[str, str] = {}
         for name, each in list(going.items()):
             if look_at(each.staging.part.location).digest != digests[each.staging.part.location]:
@@ -342,13 +387,13 @@ class TableWork:
                 ended.append(by_name[name].at("SKIPPED", self.remover.clock, reason=proved.error))
                 del going[name]
         for name in going:
-            by_name[name] = by_name[name].at("VERIFIED", self.remover.clock, reason=_lacking(staged[name]))
+            by_name[name] = by_name[name].at("VERIFIED", self.remover.clock, reason=lacking_of(staged[name]))
         self.directory.write_units(by_name[name] for name in going)
         swaps = replace_parts(
             self.metastore,
             onboarded.table,
             [each.staging.part for each in going.values()],
-            [_swap(by_name[name], each.staging) for name, each in going.items()],
+            [swap_of(by_name[name], each.staging) for name, each in going.items()],
             self.remover.engine.for_work(sum(len(each.matched) for each in stagings.values())),
             self.remover.clock,
             self.remover.check,
@@ -365,6 +410,18 @@ class TableWork:
         self.directory.write_units([*ended, *again])
         done.add(ended)
         return again
+
+    def _dropped(self, onboarded: Onboarded, parts: dict[str, Drop], done: TableDone, others: list[Unit]) -> list[Unit]:
+        """Drops partitions whose value is an id, and records them and `others`. Returns the units to retry."""
+        units = drop_parts(self.metastore, self.remover, self.directory, onboarded.table, parts)
+        drop_column_statistics(self.metastore, onboarded.table, ())
+        for unit in units:
+            if unit.state == "DONE":
+                self._record(unit)
+        units += others
+        self.directory.write_units(units)
+        done.add(unit for unit in units if unit.state != "FAILED")
+        return [unit for unit in units if unit.state == "FAILED"]
 
     def _forbidden(self, unit: Unit, part: Part, holds: Sequence[LegalHold]) -> str:
         removal = Removal(
@@ -404,51 +461,5 @@ class TableWork:
         )
 
 
-def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> FileFormat:
-    """Returns the format of a part's files. files: names relative to the location. Raises Unsupported."""
-    if "" in files:
-        raise Unsupported(f"{part.location} is a file, but a purge swaps directories")
-    found = format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
-    return msgspec.structs.replace(found, former=onboarded.former or ())
-
-
 def _searched_column(onboarded: Onboarded) -> Searched:
-    table = onboarded.table
-    return Searched(table.db, table.name, searching.key_column(onboarded), onboarded.type)
-
-
-def _swap(unit: Unit, staging: Staging) -> Swap:
-    matched = staging.matched
-    found = {state.path_relative: state for state in staging.look.files if state.path_relative in matched}
-    return Swap(unit, {name: (state, matched[name]) for name, state in found.items()})
-
-
-def _lacking(staged: Staged) -> str:
-    return f"the new files lack rights of the old ones: {staged.lacking}" if staged.lacking else ""
-
-
-def _figured(unit: Unit, staged: Staged) -> Unit:
-    return msgspec.structs.replace(
-        unit,
-        files=staged.files,
-        files_before=staged.files_before,
-        rewritten=staged.rewritten,
-        rows=staged.rows,
-        matched=staged.erased,
-        rows_after=staged.rows - staged.erased,
-        bytes=staged.bytes,
-        bytes_after=staged.bytes_after,
-    )
-
-
-def _file_rows(unit: Unit, staged: Staged) -> Iterator[dict[str, Any]]:
-    """Yields the files of a partition before its swap. Rows for files that no reader reads include checksums of their
-    contents, by which a certificate finds them."""
-    matched, look = staged.staging.matched, staged.staging.look
-    for state in look.files:
-        name = state.path_relative
-        checksum, after = staged.checksums.get(name, (None, None))
-        yield unit.file_row(state, matched=matched.get(name, 0), checksum=checksum, after=after)
-    for name in look.passed_over:
-        checksum, size = checksum_at(join(unit.old, name))
-        yield unit.file_row(FileState(name, size, 0, ""), checksum=checksum) | {"mtime_ns": None, "identity": None}
+    return Searched(onboarded.table.db, onboarded.table.name, searching.key_column(onboarded), onboarded.type)

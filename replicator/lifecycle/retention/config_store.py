@@ -317,7 +317,7 @@ class ConfigStore:
 
     def _text(self, name: str) -> tuple[str, str] | None:
         try:
-            data = (Place(self.root) / name).read_bytes()
+            data = (Place(self.root) / name).read_bytes(follow=True)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
         return name, _decoded(data, name)
@@ -365,7 +365,7 @@ def _find(uri: str) -> tuple[str, Key]:
 
 def _current(place: str, uri: str) -> str:
     try:
-        text = _decoded((Place(place) / METADATA).read_bytes(), METADATA)
+        text = _decoded((Place(place) / METADATA).read_bytes(follow=True), METADATA)
     except FileNotFoundError:
         raise ConfigError(
             f"{join(place, METADATA)}: missing, so no version of the store is the current one",

@@ -76,7 +76,7 @@ def _beside(uri: str, place: str) -> str:
 def _read(place: str) -> Fields:
     name = name_of(place)
     try:
-        data = as_written(place).read_bytes()
+        data = as_written(place).read_bytes(follow=True)
     except FileNotFoundError:
         raise ConfigError(
             f"{place}: the file does not exist", hint="name a job file, or a config store's directory"

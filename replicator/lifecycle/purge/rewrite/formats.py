@@ -6,7 +6,7 @@ one; others by Spark, one partition at a time. An Avro schema gives the extent o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ import msgspec
 
 from cmroot.errors import UNREADABLE
 from replicator.core.model import Storage, Table
-from replicator.lifecycle.purge.options import data_columns, spelled_in
+from replicator.lifecycle.purge.matching import spelled_in
+from replicator.lifecycle.purge.options import Onboarded, data_columns
 
 # ---- Avro schemas ----------------------------------------------------------------------------------------------------
 
@@ -233,6 +234,14 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
     if storage.input_format == _SEQUENCE_INPUT and kind in ("text", "csv", "json"):
         return msgspec.structs.replace(found, kind="sequence", rows=kind)
     return found
+
+
+def format_of_files(onboarded: Onboarded, storage: Storage, location: str, names: Collection[str]) -> FileFormat:
+    """Returns the format of a part's files. names: relative to its location. Raises Unsupported."""
+    if "" in names:
+        raise Unsupported(f"{location} is a file, but a purge swaps directories")
+    found = format_of(onboarded.table, storage, onboarded.field, onboarded.type)
+    return msgspec.structs.replace(found, former=onboarded.former or ())
 
 
 def has_no_names(table: Table, storage: Storage) -> bool:

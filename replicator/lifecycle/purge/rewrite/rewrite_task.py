@@ -18,12 +18,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.errors import Error, NotWritable
+from cmroot.errors import Error
 from cmroot.store.checksum import checksum_at
-from cmroot.store.hdfs import ATTRIBUTES, carry_attributes
 from cmroot.store.listing import FileState, file_state
-from cmroot.store.local import copy_rights, staging_name
-from cmroot.store.place import Place, is_local, join, local_path, located, name_of, parent, remote_store
+from cmroot.store.local import staging_name
+from cmroot.store.place import Place, give_rights, is_local, join, local_path, located, name_of, parent, remote_store
 from cmroot.store.spelling import naming, scheme
 from replicator.lifecycle.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.lifecycle.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
@@ -113,23 +112,6 @@ def carry(work: FileWork) -> str:
         return ", ".join(remote_store(work.source).copy_like(work.source, work.target, work.source))
     _copy(work)
     return give_rights(work.source, work.target)
-
-
-def give_rights(source: str, target: str) -> str:
-    """Gives a file or directory the rights of the one that it replaces: owner, group, mode, ACL, extended attributes;
-    on HDFS the replication factor, too. Returns a text that names those it cannot have; "" if it has all. Objects get
-    theirs when they are copied (`copy_like`). May run twice."""
-    if is_local(source) and is_local(target):
-        return ", ".join(copy_rights(local_path(source), local_path(target)))
-    lacking = []
-    for name in ATTRIBUTES[::-1]:  # the owner last: others may not change a file of another owner
-        try:
-            carry_attributes(source, target, {name})
-        except (NotWritable, OSError) as error:  # this user may not, or the NameNode has no ACLs, attributes or WebHDFS
-            if isinstance(error, FileNotFoundError) or (isinstance(error, ConnectionError) and name != "xattr"):
-                raise
-            lacking.append(f"{name} ({_first_line(error)})")
-    return ", ".join(lacking)
 
 
 def _link(source: str, target: str) -> None:
