@@ -8,25 +8,24 @@ from typing import Any
 
 import click
 
+from replicator.cli.landing_tables import emit_report, mark, verify, watch
 from replicator.cli.options import Session, json_option, json_options, options_of, pass_session
 from replicator.cli.output import aligned, columns, count_text, duration_text, emit, note, size_text, time_text
 from replicator.commands.asset import asset_approve, asset_create, asset_ls, asset_show
 from replicator.commands.ingest import (
-    Watched,
     ingest_cancel,
     ingest_drop_zone,
     ingest_ls,
-    ingest_request,
     ingest_run,
     ingest_show,
     ingest_stats,
     ingest_take,
-    ingest_watch,
 )
+from replicator.commands.ingest_request import ingest_request
 from replicator.core.not_replicated import PARTIAL
 from replicator.core.runtime import Stopping
-from replicator.ingestion.ingestion_request import IngestionJob, JobDetail
-from replicator.ingestion.ingestion_shown import AssetShown, IngestionStats
+from replicator.ingestion.ingestion_request import JobDetail, Request
+from replicator.ingestion.ingestion_shown import AssetShown, IngestionRequested, IngestionStats, TableRequested
 from replicator.ingestion.job_queries import PERCENTILES
 from replicator.ingestion.notices import Undelivered
 
@@ -44,28 +43,55 @@ def ingest() -> None:
 
 
 @ingest.command(name="request")
-@options_of(ingest_request)
-@json_option
+@options_of(ingest_request, engine=True)
+@json_options
 @pass_session
 def request(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Request that a table is landed; a controller does it later. Of waiting requests for one table, the last counts.
+    """Request that tables are landed; a controller does it later. Of waiting requests for one table, the last counts.
+
+    Of several tables, each that is refused is named: exit code 3. --dry-run queues nothing: it reads the columns and a
+    sample of the rows (of files, all rows), and shows columns, types, rows, ranges, and what would be refused.
 
     \b
     Example:
-      replicator ingest request crm:public.orders --asset crm
+      replicator ingest request crm:public.orders --asset crm --dry-run
+      replicator ingest request crm:public --include 'order.*' --exclude '.*_old' --asset crm
       replicator ingest request crm:public.log --asset crm --mode append --watermark id
       replicator ingest request crm:public.orders --asset crm --mode merge --key id --watermark changed
       replicator ingest request drop:day.clicks --asset web --mode append   # files of days that are closed
     """
     done = session.call(ingest_request, **given)
-    lines = [
-        ("job", f"{done.job}, {done.status}, position {done.position}"),
-        ("lands", f"{done.source} in {done.target}"),
-        ("replaces", f"job {done.replaces}" if done.replaces else None),
-        ("checked", None if done.checked else f"not at the source: {done.unchecked}"),
-    ]
-    emit(done, as_json, aligned(lines))
-    return 0
+    emit_report(done, as_json, _request_lines(done))
+    return PARTIAL if done.status in ("partial", "refused") else 0
+
+
+def _request_lines(done: IngestionRequested) -> list[str]:
+    if len(done.tables) == 1 and done.job:
+        job, lands = f"{done.job}, {done.status}, position {done.position}", f"{done.source} in {done.target}"
+        replaces = f"job {done.replaces}" if done.replaces else None
+        unchecked = None if done.checked else f"not at the source: {done.unchecked}"
+        return aligned([("job", job), ("lands", lands), ("replaces", replaces), ("checked", unchecked)])
+    if any(each.plan for each in done.tables):
+        return [line for one in done.tables for line in (*_plan_lines(one), "")][:-1]
+    rows = [(one.table, f"job {one.job}" if one.job else one.status, one.target, _why(one)) for one in done.tables]
+    return columns(("table", "became", "lands in", "remark"), rows)
+
+
+def _why(one: TableRequested) -> str:
+    hint = f" ({one.hint})" if one.hint else ""
+    return f"{one.error}{hint}" if one.error else one.unchecked and f"not checked at the source: {one.unchecked}"
+
+
+def _plan_lines(one: TableRequested) -> list[str]:
+    if one.plan is None:
+        return [f"{one.table} would be refused: {_why(one)}"]
+    plan = one.plan
+    rows = "rows" if plan.rows is None else f"{'' if plan.exact else 'about '}{count_text(plan.rows, 'row')}"
+    readers = count_text(plan.readers, "reader") + (f" in ranges of {plan.split}" if plan.split else "")
+    lines = [f"{one.table} would land in {one.target}: {rows}, {readers}"]
+    lines += [f"nested rows would land in {name}" for name in plan.parts]
+    shown = [(each.source, each.source_type, each.name, each.type) for each in plan.columns]
+    return [*lines, *columns(("column", "at the source", "lands as", "with type"), shown)]
 
 
 @ingest.command(name="run")
@@ -76,7 +102,7 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
     """Run a controller, which processes jobs. Any number may run; if one is killed, another continues its jobs.
 
     Exit 3 if a job failed or a message was not delivered; a later run retries them automatically where possible. Also
-    if a landing table has fewer rows than its source, or may miss rows of transactions that commit late.
+    if a landing table has fewer rows than its source, may miss late rows, or lacks rights of the rows that it replaced.
 
     \b
     Example:
@@ -92,9 +118,10 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
         ("landed", f"{count_text(done.rows, 'row')}, {size_text(done.bytes)}"),
         ("missing", done.missing),
         ("may miss rows", done.unguarded),
+        ("lack rights", done.lacking),
         ("not delivered", count_text(done.undelivered, "message") if done.undelivered else None),
     ]
-    emit(done, as_json, aligned(lines))
+    emit_report(done, as_json, aligned(lines))
     return PARTIAL if done.status == "partial" else 0
 
 
@@ -119,7 +146,7 @@ def list_jobs(session: Session, /, as_json: bool, **given: Any) -> int:
     lines = columns(head, rows, right=("job",)) if rows else ["no jobs"]
     if len(shown.jobs) == given["limit"]:
         lines.append(f"for more: --before {shown.jobs[-1].job}")
-    emit(shown, as_json, lines)
+    emit_report(shown, as_json, lines)
     return 0
 
 
@@ -134,7 +161,7 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
     Example: replicator ingest show 17
     """
     shown = session.call(ingest_show, **given)
-    emit(shown, as_json, _job_lines(shown.detail, shown.undelivered))
+    emit_report(shown, as_json, _job_lines(shown.detail, shown.undelivered))
     return 0
 
 
@@ -151,28 +178,8 @@ def stats(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator ingest stats --within 1d --json
     """
     shown = session.call(ingest_stats, **given)
-    emit(shown, as_json, _stats_lines(shown))
+    emit_report(shown, as_json, _stats_lines(shown))
     return 0
-
-
-@ingest.command(name="watch")
-@options_of(ingest_watch, engine=True)
-@json_options
-@pass_session
-def watch(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Find changes by other writers to landing tables, which only ingestion may change.
-
-    Compares each table with the publication of its newest job, and names those that policies replicate although their
-    classification does not allow it. If there are any, the exit code is 3, and receivers of [ingestion.notify]
-    failures get a message, with the users that files and the metastore name. The exit code is also 3 if a table
-    differs while a job may be publishing it.
-
-    \b
-    Example: replicator ingest watch
-    """
-    done = session.call(ingest_watch, **given)
-    emit(done, as_json, _watch_lines(done))
-    return PARTIAL if done.status != "quiet" or done.untold else 0
 
 
 @ingest.command(name="cancel")
@@ -187,7 +194,9 @@ def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
     """
     done = session.call(ingest_cancel, **given)
     job = done.detail.job
-    emit(done, as_json, aligned([(done.status, f"job {job.job}: {job.source}"), ("held by", job.holder or None)]))
+    emit_report(
+        done, as_json, aligned([(done.status, f"job {job.job}: {job.source}"), ("held by", job.holder or None)])
+    )
     return 0
 
 
@@ -209,7 +218,7 @@ def take(session: Session, /, as_json: bool, **given: Any) -> int:
     rows = [
         (one.name, one.requested_by, f"job {one.job}" if one.job else "refused", one.error) for one in done.requests
     ]
-    emit(done, as_json, columns(("request", "by", "became", "error"), rows) if rows else ["no requests"])
+    emit_report(done, as_json, columns(("request", "by", "became", "error"), rows) if rows else ["no requests"])
     return 0
 
 
@@ -250,9 +259,22 @@ def _compared(facts: Mapping[str, Any]) -> str | None:
     return f"{rows}, {counted['missing']:,} missing" if counted["missing"] else rows
 
 
+def _selected(request: Request) -> list[str]:
+    columns = [f"columns {', '.join(request.columns)}"] if request.columns else []
+    rows = [f"rows with {request.where}"] if request.where else []
+    return [*columns, *rows, *(f"{name} masked by {rule}" for name, rule in request.masks.items())]
+
+
+def _demanded(request: Request) -> list[str]:
+    least = [f"{count_text(request.least_rows, 'row')} at least"] if request.least_rows else []
+    filled = [f"{each} without NULL" for each in request.not_null]
+    return [*least, *filled, *(f"{each} unique" for each in request.unique)]
+
+
 def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str]:
     job, request = found.job, found.request
     told = [f"{each.receiver}: {each.key}, {each.tries} tries {each.error}".rstrip() for each in undelivered]
+    size = "" if job.bytes is None else f", {size_text(job.bytes)}"
     mode = " ".join(filter(None, (job.mode, request.watermark, ", ".join(request.key))))
     lines = [
         ("job", f"{job.job}, {job.state}"),
@@ -260,14 +282,17 @@ def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str
         ("asset", job.asset),
         ("lands", f"{job.source} in {job.target}"),
         ("mode", mode),
+        ("selects", _selected(request)),
+        ("demands", _demanded(request)),
         ("requested by", f"{job.requested_by}, {time_text(job.queued)}"),
         ("approved by", job.approved_by),
         ("attempt", job.attempt or None),
         ("held by", job.holder or None),
         ("next try", time_text(job.due) if job.state == "failed" else None),
-        ("landed", _landed(job)),
+        ("landed", None if job.rows is None else count_text(job.rows, "row") + size),
         ("late rows", _late(found.facts)),
         ("compared", _compared(found.facts)),
+        ("may remove", None if request.max_loss is None else f"{request.max_loss:.0%} of the landed rows"),
         ("event", job.event_id),
         ("cancelled by", job.cancelled_by or None),
         ("error", f"{job.error_text} ({job.error_kind})" if job.error_text else None),
@@ -277,17 +302,6 @@ def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str
     ]
     rows = [(time_text(each.at), each.state, each.step, each.actor, each.error_text) for each in found.changes]
     return [*aligned(lines), "", *columns(("at", "state", "step", "by", "error"), rows)]
-
-
-def _watch_lines(done: Watched) -> list[str]:
-    lines: list[tuple[str, str | None]] = [(done.status, count_text(done.tables, "landing table"))]
-    for each in done.found:
-        by = ", ".join(each.by) or "unknown user"
-        lines += [(each.table, what) for what in each.what]
-        lines.append(("by", f"{by}; events: {', '.join(each.events) or 'none'}"))
-    lines += [("unsure", f"{each} differs, and a job may have published it") for each in done.unsure]
-    lines += [("beyond", f"policy {policy} replicates {', '.join(each)}") for policy, each in done.beyond.items()]
-    return aligned([*lines, *(("untold", name) for name in done.untold)])
 
 
 def _stats_lines(shown: IngestionStats) -> list[str]:
@@ -320,11 +334,9 @@ def _stats_lines(shown: IngestionStats) -> list[str]:
     return found
 
 
-def _landed(job: IngestionJob) -> str | None:
-    if job.rows is None:
-        return None
-    size = f", {size_text(job.bytes)}" if job.bytes is not None else ""
-    return count_text(job.rows, "row") + size
+ingest.add_command(verify)
+ingest.add_command(mark)
+ingest.add_command(watch)
 
 
 # ---- asset -----------------------------------------------------------------------------------------------------------
@@ -335,7 +347,7 @@ def asset() -> None:
     """Manage assets: name, owner, users who may land data and who may read it, sources, classification.
 
     \b
-    Example: replicator asset create crm --owner olga --producer crm_producer --source crm
+    Example: replicator asset create crm --producer crm_producer --source crm
     """
 
 
@@ -348,7 +360,7 @@ def create(session: Session, /, as_json: bool, **given: Any) -> int:
 
     \b
     Example:
-      replicator asset create crm --owner olga --producer crm_producer --consumer analysts --source crm
+      replicator asset create crm --producer crm_producer --consumer analysts --source crm
       replicator asset create hr --owner olga --source hr --classification personal \\
         --erasure-ids privacy.erased:person --erasure-column person_id
     """
@@ -370,7 +382,7 @@ def list_assets(session: Session, /, as_json: bool) -> int:
         for one in shown.assets
     ]
     head = ("name", "owner", "classification", "sources", "producers", "approved by")
-    emit(shown, as_json, columns(head, rows) if rows else ["no assets"])
+    emit_report(shown, as_json, columns(head, rows) if rows else ["no assets"])
     return 0
 
 
@@ -393,7 +405,7 @@ def show_asset(session: Session, /, as_json: bool, **given: Any) -> int:
 @pass_session
 def approve(session: Session, /, as_json: bool, **given: Any) -> int:
     """Approve an asset: its owner and its producers may make requests from now on. Its author
-    cannot approve it.
+    cannot approve it, except with [ingestion] single_user, to try it alone.
 
     \b
     Example: replicator asset approve crm
@@ -418,6 +430,7 @@ def _tell_asset(done: AssetShown, as_json: bool) -> int:
         ("classification", one.classification),
         ("erasure ids", of("erasure_ids", one.erasure_ids)),
         ("erasure column", of("erasure_column", one.erasure_column)),
+        ("erasure match", of("erasure_match", ", ".join(one.erasure_match or ()) or None)),
         ("exemption", one.exemption or None),
         ("retention", of("retention", one.retention)),
         ("replicated by", None if done.policies is None else ", ".join(done.policies) or "no policy"),
@@ -427,5 +440,6 @@ def _tell_asset(done: AssetShown, as_json: bool) -> int:
         ("digest", done.digest),
     ]
     lines += [("not created", each) for each in done.not_made]
-    emit(done, as_json, aligned(lines))
+    lines += [("mark", f"{each.table}: {each.column} {each.value or 'none'}") for each in done.marks]
+    emit_report(done, as_json, aligned(lines))
     return 0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from replicator.commands.base import Options, verb
 from replicator.commands.options import Note
 from replicator.core.option import arg, opt, python_only
+from replicator.core.source_config import MatchRule
 from replicator.errors import ObjectNotFound, Refused
-from replicator.ingestion.ingestion_request import Asset, Classification
-from replicator.ingestion.ingestion_shown import AssetShown, AssetsShown
-from replicator.ingestion.intake import Requester, check_asset, opened_store, prepare_place, this_user
+from replicator.ingestion.ingestion_request import Asset, Classification, as_approved
+from replicator.ingestion.ingestion_shown import AssetShown, AssetsShown, LandingMark
+from replicator.ingestion.intake import Requester, check_asset, existing_store, opened_store, prepare_place, this_user
 from replicator.ingestion.job_store import IngestionStore
 
 
@@ -38,7 +39,9 @@ class AssetCreateOptions(AsRequester):
     name: Annotated[
         str, arg("The asset's name: lower-case letters, digits, underscores; its landing databases begin with it.")
     ] = field(kw_only=False)
-    owner: Annotated[str, opt("User or group that is responsible for it.", metavar="NAME")]
+    owner: Annotated[
+        str, opt("User or group that is responsible for it; default: the user who creates it.", metavar="NAME")
+    ] = ""
     producers: Annotated[
         str | Sequence[str], opt("User or group that may request landings; repeatable.", "--producer", metavar="NAME")
     ] = ()
@@ -58,7 +61,11 @@ class AssetCreateOptions(AsRequester):
     erasure_column: Annotated[str | None, opt("Column of landed tables that contains such an id.", metavar="NAME")] = (
         None
     )
-    exemption: Annotated[str, opt("Reason why a personal asset has neither.", metavar="TEXT")] = ""
+    erasure_match: Annotated[
+        MatchRule | Sequence[MatchRule],
+        opt("Rule by which both are equal in spite of their spelling, as of a purge; exact: none; repeatable."),
+    ] = ()
+    exemption: Annotated[str, opt("Reason why a personal asset has none.", metavar="TEXT")] = ""
     retention: Annotated[
         str | None, opt("Time for which versions of its landing tables are kept.", metavar="DURATION")
     ] = None
@@ -69,13 +76,14 @@ class AssetCreateOptions(AsRequester):
     def asset(self) -> Asset:
         return Asset(
             name=self.name,
-            owner=self.owner,
+            owner=self.owner or self.asks.user,
             producers=_each(self.producers),
             consumers=_each(self.consumers),
             sources=_each(self.sources),
             classification=self.classification,
             erasure_ids=self.erasure_ids,
             erasure_column=self.erasure_column,
+            erasure_match=_each(self.erasure_match) or None,
             exemption=self.exemption,
             retention=self.retention,
             note=self.note,
@@ -112,13 +120,15 @@ class AssetLsOptions(Options):
 
 @verb(AssetLsOptions)
 def asset_ls(options: AssetLsOptions) -> AssetsShown:
-    """Lists assets, including those not yet approved. Changes nothing.
+    """Lists assets, including those not yet approved; none without a store. Changes nothing.
 
         replicator.asset_ls().to_arrow()
 
     Raises StoreUnreachable if the store does not answer."""
-    with opened_store(options.settings, new=True) as store:
-        return AssetsShown("shown", store.assets())
+    ingestion = options.settings.ingestion
+    with existing_store(options.settings) as store:
+        found = [as_approved(each, ingestion) for each in store.assets()] if store else []
+    return AssetsShown("shown", found, single_user=ingestion.single_user)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +138,16 @@ class AssetShowOptions(Options):
 
 @verb(AssetShowOptions)
 def asset_show(options: AssetShowOptions) -> AssetShown:
-    """Shows an asset. Changes nothing.
+    """Shows an asset, with the watermarks of its landing tables. Changes nothing.
 
         replicator.asset_show("crm").asset.owner
 
     Raises ObjectNotFound if it does not exist; the hint suggests similar names."""
     with opened_store(options.settings) as store:
-        return AssetShown.of("shown", store.asset(options.name), options.settings.ingestion)
+        shown = AssetShown.of("shown", store.asset(options.name), options.settings.ingestion)
+        found = (LandingMark.of(row, facts) for row, facts in store.published_tables(options.name))
+        shown.marks = [each for each in found if each is not None]
+        return shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,16 +165,20 @@ def asset_approve(options: AssetApproveOptions) -> AssetShown:
 
         replicator.asset_approve("crm")
 
-    Raises ObjectNotFound if it does not exist; Refused for the user who created or changed it, and if its definition is
-    not that of `digest`."""
+    Raises ObjectNotFound if it does not exist; Refused for the user who created or changed it (except in single-user
+    mode), and if its definition is not that of `digest`."""
     with opened_store(options.settings) as store:
-        approved = store.approve_asset(options.name, options.asks.user, options.digest)
+        own = options.settings.ingestion.single_user
+        approved = store.approve_asset(options.name, options.asks.user, options.digest, own=own)
     shown = AssetShown.of("approved", approved, options.settings.ingestion)
     shown.not_made = prepare_place(approved, options.settings.ingestion)
     return shown
 
 
-def _each(given: str | Sequence[str]) -> tuple[str, ...]:
+Name = TypeVar("Name", bound=str)
+
+
+def _each(given: Name | Sequence[Name]) -> tuple[Name, ...]:
     """Each once, in their order."""
     return tuple(dict.fromkeys([given] if isinstance(given, str) else given))
 

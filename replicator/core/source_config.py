@@ -27,6 +27,9 @@ SHORTEST_LEASE = 10
 IDS = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+:\w+", re.IGNORECASE)
 """The ids of erased data subjects: "db.table:column"."""
 
+DRIVER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+"""The name of a Java class."""
+
 LANDING_ZONE = "landing"
 
 POOL = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -35,8 +38,8 @@ POOL = re.compile(r"[\w.-]{1,64}", re.ASCII)
 class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A database, or a directory of files. url: of its JDBC driver, without user and password. password: a reference to
     a secret. readers: maximum of connections of one job. fetch: rows that a reader fetches at a time. jar: the driver,
-    or Spark's Avro reader, in place of the downloaded one. path: of the directory, instead of `url`: files of
-    SCHEMA.TABLE are in SCHEMA/TABLE below it."""
+    or Spark's Avro reader, in place of the downloaded one. driver: the class of the driver in `jar`, of a database of
+    another kind. path: of the directory, instead of `url`: files of SCHEMA.TABLE are in SCHEMA/TABLE below it."""
 
     url: str = ""
     user: str = ""
@@ -44,16 +47,26 @@ class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     readers: int = 8
     fetch: int = 10_000
     jar: str | None = None
+    driver: str = ""
     path: str = ""
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`; "files" for a directory."""
-        return "files" if self.path else KINDS[self.url.split(":")[1]]
+        """One of `KINDS`; "files" for a directory, "jdbc" for a database of another kind."""
+        return "files" if self.path else "jdbc" if self.driver else KINDS[self.url.split(":")[1]]
 
     def secret(self, name: str) -> str:
         """Returns the password, read again; empty without one. Raises ConfigError."""
         return read_secret(self.password, f"ingestion.sources.{name}.password") if self.password else ""
+
+
+MatchRule = Literal["exact", "trim", "nfc", "casefold", "numeric"]
+"""A rule by which two spellings of an id are equal, as in `lifecycle.purge.matching`."""
+
+
+def is_match(rules: tuple[MatchRule, ...] | None) -> bool:
+    """Returns False where `exact` is combined with another rule."""
+    return not rules or "exact" not in rules or len(set(rules)) == 1
 
 
 class ClassConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +76,7 @@ class ClassConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention: str | None = None
     erasure_ids: str | None = None
     erasure_column: str | None = None
+    erasure_match: tuple[MatchRule, ...] | None = None
     policies: tuple[str, ...] | None = None
 
 
@@ -73,9 +87,9 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job that fails for so long, or `attempts` times, is aborted. log: the table of all state changes, "db.table". pool:
     of Spark's fair scheduler, in which all ingestion runs. ahead: how far the greatest watermark may be ahead of this
     machine's clock. max_loss: the share of the landed rows that an overwrite may remove. recount: how often the
-    numbers of landed rows and of the source's rows are compared. notify: receivers of notifications. classes: by
-    classification, the defaults of its assets. replicating: not a key of the file: the policies whose source is
-    `metastore`."""
+    numbers of landed rows and of the source's rows are compared. single_user: for trying: users may approve assets that
+    they created or changed. notify: receivers of notifications. classes: by classification, the defaults of its assets.
+    replicating: not a key of the file: the policies whose source is `metastore`."""
 
     metastore: str = ""
     landing: str = ""
@@ -90,6 +104,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ahead: str = "1d"
     max_loss: float = 0.5
     recount: str = "1d"
+    single_user: bool = False
     sources: dict[str, SourceConfig] = {}
     notify: NotifyConfig = NotifyConfig()
     classes: dict[Literal["public", "internal", "confidential", "personal"], ClassConfig] = {}
@@ -104,10 +119,9 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
             _check_directory(source, key, ingestion.landing)
             continue
         words = source.url.split(":", 2)
-        if len(words) < 3 or words[0] != "jdbc" or words[1] not in KINDS:
-            hint = "write a JDBC URL such as jdbc:postgresql://host:5432/database"
-            raise ConfigError(f"{key}.url: only {', '.join(KINDS)} are supported, not {source.url[:60]!r}", hint=hint)
-        if "password" in source.url.lower() or "@" in words[2].split("?")[0]:
+        _check_kind(source, words, key)
+        user = re.search(r"\w/[^/@]*@|//[^/@]+@" if source.driver else "@", words[2].split("?")[0])
+        if "password" in source.url.lower() or user:
             raise ConfigError(f"{key}.url: contains a user or a password", hint="set user, and password by reference")
         if source.password is not None and not is_reference(source.password):
             hint = 'write "file:/path", "env:NAME" or "command:program argument"'
@@ -147,9 +161,22 @@ def check_zone(ingestion: IngestionConfig, zones: Mapping[str, str | None]) -> N
         raise ConfigError(told, hint=f"[metastores] with this zone: {there}")
 
 
+def _check_kind(source: SourceConfig, words: list[str], key: str) -> None:
+    is_jdbc = len(words) == 3 and words[0] == "jdbc"
+    if not is_jdbc or (words[1] not in KINDS and not source.driver):
+        hint = "write a JDBC URL such as jdbc:postgresql://host:5432/database; other databases need driver and jar"
+        raise ConfigError(f"{key}.url: only {', '.join(KINDS)} are known, not {source.url[:60]!r}", hint=hint)
+    if source.driver and words[1] in KINDS:
+        raise ConfigError(f"{key}.driver: the driver of {words[1]} is known", hint="omit driver; jar names another jar")
+    if source.driver and not (source.jar and DRIVER.fullmatch(source.driver)):
+        raise ConfigError(f"{key}.driver: is not a class in a jar", hint='write driver = "org.h2.Driver", and its jar')
+
+
 def _check_class(given: ClassConfig, key: str) -> None:
     if given.erasure_ids is not None and not IDS.fullmatch(given.erasure_ids):
         raise ConfigError(f"{key}.erasure_ids: is not a column of ids", hint="write DB.TABLE:COLUMN")
+    if not is_match(given.erasure_match):
+        raise ConfigError(f"{key}.erasure_match: combines exact with another rule", hint="write exact alone")
     try:
         _ = parse_duration(given.retention or "0s")
     except ValueError as error:

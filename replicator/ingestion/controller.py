@@ -22,18 +22,19 @@ import msgspec
 
 from cmroot.store.place import join
 from replicator.core.logging import own_lines_about, step
-from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime, Stop
 from replicator.core.source_config import IngestionConfig
 from replicator.core.text import count_text, parse_duration
 from replicator.errors import Error, Fenced
 from replicator.ingestion.ingestion_request import Claimed, check_approved, with_class
+from replicator.ingestion.ingestion_shown import IngestionReport
 from replicator.ingestion.job_answers import failure_of
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.increments import lacking, unguarded
 from replicator.ingestion.landing.landing_log import Work, append, discard, is_there
 from replicator.ingestion.landing.landing_steps import STEPS, remaining
 from replicator.ingestion.notices import Undelivered
+from replicator.ingestion.reading.request_selection import without_values
 from replicator.metastore.client import Metastore
 
 PAUSE = 2.0
@@ -52,11 +53,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Worked(Report):
+class Worked(IngestionReport):
     """The result of a run. done: jobs that this controller completed; failed: attempts that failed; lost: jobs that
     another controller took over. errors: texts of the most recent failures, one each. missing: landing tables with
     fewer rows than their source. unguarded: landing tables that may miss rows of transactions that commit late, with
-    the reason. undelivered: messages, of all jobs, that have not been delivered to their receivers yet."""
+    the reason. lacking: landing tables whose new directory or files lack rights of the former ones. undelivered:
+    messages, of all jobs, that have not been delivered to their receivers yet."""
 
     status: str = "done"
     done: int = 0
@@ -67,15 +69,18 @@ class Worked(Report):
     errors: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unguarded: list[str] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
     undelivered: int = 0
 
     def tell_rows(self, table: str, facts: Mapping[str, Any]) -> None:
-        """Adds a landing table that lacks rows of its source, or that may."""
+        """Adds a landing table that lacks rows of its source, or that may, or rights of the directory before."""
         if told := lacking(facts, table):
             self.missing = [*self.missing[-99:], told]
         if told := unguarded(facts):
             self.unguarded = [*self.unguarded[-99:], f"{table}: {told}"]
-        if self.missing or self.unguarded:
+        if facts.get("rights"):
+            self.lacking = [*self.lacking[-99:], f"{table}: {facts['rights']}"]
+        if self.missing or self.unguarded or self.lacking:
             self.status = "partial"
 
     def tell_undelivered(self, messages: Sequence[Undelivered]) -> None:
@@ -112,7 +117,7 @@ class Controller:
         self._stop = stop
         self._counting = threading.Lock()
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self.worked = Worked()
+        self.worked = Worked(single_user=config.single_user)
 
     def run(self, *, once: bool = True) -> Worked:
         """Runs jobs until none is claimable; with once=False, until `stop` is set."""
@@ -194,7 +199,7 @@ class Controller:
         if claimed.cancelled and not is_there(work, facts):
             self._store.unpublished(claimed)
             return
-        check_approved(work.asset)
+        check_approved(work.asset, self._config)
         steps = remaining(claimed.step)
         title = f"job {claimed.job}: {claimed.request.place}"
         with own_lines_about(job=claimed.job), self._runtime.progress.task(title, len(steps)) as advance:
@@ -203,7 +208,7 @@ class Controller:
                 if self._stop.is_set():
                     self._store.release(claimed)
                     return
-                with step(name):
+                with step(name), without_values(claimed.request):
                     facts |= STEPS[name](work, facts)
                 held()
                 if name == "publish":

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from cmroot.store.local import Child
 from cmroot.store.place import Place, join, located, name_of
+from replicator.core.source_config import SourceConfig
 from replicator.core.text import SETTINGS, parse_duration, quoted_name, quoted_text
-from replicator.errors import Error, SourceMissing, SourceRefused
+from replicator.errors import ConfigError, Error, SourceMissing, SourceRefused
 from replicator.ingestion.file_description import (
     Days,
     Description,
@@ -33,6 +35,8 @@ from replicator.ingestion.file_description import (
 )
 from replicator.ingestion.reading.source_errors import give_drivers
 from replicator.lifecycle.purge.ids import hadoop_place
+from replicator.metastore.embedded.distributions import Artifact, fetch
+from replicator.metastore.java import cache_directory, find_java
 
 MOST = 100_000
 """Maximum files of one job: their names are held in memory. More files must be packed, or landed by day."""
@@ -344,8 +348,7 @@ def _options(description: Description) -> dict[str, str]:
             "escape": description.escape or description.quote,
             "header": str(description.header).lower(),
             "encoding": description.encoding,
-            "nullValue": description.null,
-            "emptyValue": description.null,
+            **_nulls_of(description),
             "multiLine": str(description.multiline).lower(),
             "maxCharsPerColumn": "-1",
             "columnPruning": "false",  # else the number of fields is not checked
@@ -354,6 +357,14 @@ def _options(description: Description) -> dict[str, str]:
         given["multiLine"] = str(description.multiline).lower()
         return given if _is_utf8(description) else {**given, "encoding": description.encoding}
     return {**given, "rowTag": description.row} if description.format == "xml" else given
+
+
+def _nulls_of(description: Description) -> dict[str, str]:
+    """Returns the texts that Spark reads for an empty field and for "". A field is NULL if it equals the first: if ""
+    is a text and an empty field is NULL, one that no field of a file has."""
+    if description.quoted_empty == "null":
+        return {"nullValue": description.null, "emptyValue": description.null}
+    return {"nullValue": description.null or token_hex(16), "emptyValue": ""}
 
 
 def _day(directory: Place, description: Description) -> str:
@@ -413,3 +424,31 @@ def _refuse_corrupt(rows: Any, directory: Place) -> None:
             f"{directory}: {count:,} rows do not match the description, such as {example[:80]!r} in {file}",
             hint="correct the rows or the description",
         )
+
+
+# ---- avro reader -----------------------------------------------------------------------------------------------------
+# Spark's reader of Avro, which its distribution does not include: downloaded once, like the JDBC drivers.
+
+
+AVRO = Artifact(
+    "org.apache.spark:spark-avro_2.13:4.2.0", "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f"
+)
+"""Verified to work with Spark 4.3 as well."""
+
+_HINT = "give the jar of spark-avro as `jar` of the source, or a mirror as REPLICATOR_MAVEN_REPOSITORY"
+
+
+def avro_jar(session: Any, source: SourceConfig, env: Mapping[str, str]) -> Path:
+    """Returns the jar. Raises ConfigError for a configured jar that is missing and for a Spark version that requires
+    another one, otherwise the errors of `fetch`."""
+    if source.jar:
+        if not (given := Path(source.jar).expanduser()).is_file():
+            raise ConfigError(f"the jar {given} of a source does not exist", hint="check `jar` of the source")
+        return given.absolute()
+    if not session.version.startswith("4."):
+        raise ConfigError(
+            f"Spark {session.version} requires its own spark-avro", hint="give its jar as `jar` of the source"
+        )
+    kept = cache_directory(env) / "jars"
+    fetch([AVRO], kept, find_java(env), env, _HINT)
+    return kept / AVRO.file_name

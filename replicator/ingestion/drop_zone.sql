@@ -64,6 +64,15 @@ CREATE INDEX IF NOT EXISTS request_new ON replicator.request (id) WHERE state = 
 REVOKE ALL ON replicator.request FROM PUBLIC;
 GRANT SELECT, UPDATE (state, job, answer, answered_at) ON replicator.request TO replicator_taker;
 
+-- The functions of earlier releases, which had fewer parameters: two of one name would be ambiguous.
+DROP FUNCTION IF EXISTS replicator.request_ingestion(
+    text, text, text, text, text, text[], text, integer, text, text, text
+);
+DROP FUNCTION IF EXISTS replicator.request_ingestion(
+    text, text, text, text, text, text[], text, integer, text, text, text, text, double precision
+);
+
+-- more: fields of a request that have no parameter, such as '{"columns": ["id"], "where": "id > 100"}'.
 -- session_user: who logged in; neither SET ROLE nor this function's own rights change it.
 CREATE OR REPLACE FUNCTION replicator.request_ingestion(
     asset text,
@@ -76,7 +85,10 @@ CREATE OR REPLACE FUNCTION replicator.request_ingestion(
     readers integer DEFAULT NULL,
     format text DEFAULT 'parquet',
     schema_policy text DEFAULT 'fail',
-    note text DEFAULT ''
+    note text DEFAULT '',
+    late text DEFAULT NULL,
+    max_loss double precision DEFAULT NULL,
+    more jsonb DEFAULT '{}'
 ) RETURNS bigint
 LANGUAGE sql
 SECURITY DEFINER
@@ -88,8 +100,9 @@ AS $$
         ARRAY(SELECT rolname::text FROM pg_roles WHERE NOT rolsuper AND pg_has_role(session_user, oid, 'member')),
         jsonb_build_object(
             'asset', $1, 'schema', $2, 'table', $3, 'mode', $4, 'watermark', $5, 'key', to_jsonb($6),
-            'split', jsonb_build_object('column', $7, 'readers', $8), 'format', $9, 'schema_policy', $10, 'note', $11
-        )
+            'split', jsonb_build_object('column', $7, 'readers', $8), 'format', $9, 'schema_policy', $10, 'note', $11,
+            'late', $12, 'max_loss', $13
+        ) || CASE WHEN jsonb_typeof($14) = 'object' THEN $14 ELSE jsonb_build_object('more', $14) END
     )
     RETURNING id
 $$;

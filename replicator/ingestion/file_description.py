@@ -12,18 +12,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from cmroot.store.place import Place, is_local
 from replicator.core.model import Value
-from replicator.core.source_config import SourceConfig
 from replicator.core.text import parse_duration, quoted_name, quoted_text, scalar_type
-from replicator.errors import ConfigError, SourceMissing, SourceRefused, TypeRefused
-from replicator.metastore.embedded.distributions import Artifact, fetch
-from replicator.metastore.java import cache_directory, find_java
+from replicator.errors import SourceMissing, SourceRefused, TypeRefused
 
 # ---- nested rows -----------------------------------------------------------------------------------------------------
 
@@ -185,11 +181,13 @@ _LAYOUT = re.compile(r"(?:[\w=.-]|%[Ymd]|/(?!/))+", re.ASCII)
 
 
 class FileColumn(Value, frozen=True, forbid_unknown_fields=True):
-    """type: as written in Hive and Spark. format: of a date or time, as a Spark pattern."""
+    """type: as written in Hive and Spark. format: of a date or time, as a Spark pattern. header: the name in the header
+    of csv files; None: `name`."""
 
     name: str
     type: str = "string"
     format: str | None = None
+    header: str | None = None
 
 
 class Days(Value, frozen=True, forbid_unknown_fields=True):
@@ -216,9 +214,11 @@ class Days(Value, frozen=True, forbid_unknown_fields=True):
 
 class Description(Value, frozen=True, forbid_unknown_fields=True):
     """columns: required for csv; for json and xml: all of them, unless they are to be inferred. delimiter, quote,
-    escape, header, encoding, null: of csv; null: the text that represents NULL. multiline: csv values may contain line
-    breaks; a json file is one document. row: the tag of a row in xml. values: descriptive values for all binary files;
-    files: for one file, by its name. days: set if a sink fills a directory for each day."""
+    escape, header, encoding, null: of csv; null: the text that represents NULL. header_match: exact, or loose: names in
+    headers may differ in case, and in blanks and signs between words. quoted_empty: text or null: the value of "" in
+    csv. multiline: csv values may contain line breaks; a json file is one document. row: the tag of a row in xml.
+    values: descriptive values for all binary files; files: for one file, by its name. days: set if a sink fills a
+    directory for each day."""
 
     format: FileFormat
     columns: tuple[FileColumn, ...] = ()
@@ -226,6 +226,8 @@ class Description(Value, frozen=True, forbid_unknown_fields=True):
     quote: str = '"'
     escape: str | None = None
     header: bool = True
+    header_match: Literal["exact", "loose"] = "exact"
+    quoted_empty: Literal["null", "text"] = "null"
     encoding: str = "UTF-8"
     null: str = ""
     multiline: bool = False
@@ -233,6 +235,22 @@ class Description(Value, frozen=True, forbid_unknown_fields=True):
     values: dict[str, str] = msgspec.field(default_factory=dict)
     files: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     days: Days | None = None
+
+    @property
+    def headers(self) -> list[str]:
+        """The names in the header of csv files."""
+        return [each.name if each.header is None else each.header for each in self.columns]
+
+    def has_header(self, found: Sequence[str]) -> bool:
+        """Returns True if a csv file with this header has the described columns, in their order."""
+        wanted = self.headers
+        if self.header_match == "loose":
+            return [*map(_loose, found)] == [*map(_loose, wanted)]
+        return list(found) == wanted
+
+
+def _loose(name: str) -> str:
+    return re.sub(r"[\W_]+", "_", name).strip("_").casefold()
 
 
 def refuse_link(place: Place) -> None:
@@ -282,6 +300,8 @@ def _check(found: Description, about: str) -> None:
         refuse("escape is not a single character", "omit it if quotes are doubled")
     if found.encoding.upper() not in _ENCODINGS:
         refuse(f"encoding {found.encoding[:40]!r} is not supported", f"use one of {', '.join(_ENCODINGS)}")
+    if found.format != "csv" and (found.header_match, found.quoted_empty) != ("exact", "null"):
+        refuse(f"files of format {found.format} have no header and no quotes", "omit header_match and quoted_empty")
     for column in found.columns:
         _check_column(found, column, about)
     if found.days is not None:
@@ -301,6 +321,8 @@ def _check_column(found: Description, column: FileColumn, about: str) -> None:
     if re.search(r"(?<![.,S])S{7}", column.format or ""):
         told = f"{about}: column {column.name}: no point precedes more than six digits of a second"
         raise SourceRefused(told, hint="write a point before them, or at most six digits: times have microseconds")
+    if column.header is not None and not (found.format == "csv" and found.header):
+        raise SourceRefused(f"{about}: column {column.name}: the files have no header", hint="omit its header")
     if not column.name.strip():
         raise SourceRefused(f"{about}: a column has no name", hint="give it a name")
 
@@ -434,31 +456,3 @@ def _value(text: str, type_: str, column: FileColumn) -> str:
 def digits(text: str) -> str:
     """Returns SQL for the digits of a number, without leading and trailing zeros."""
     return f"trim(BOTH '0' FROM regexp_replace({text}, {_NO_DIGIT}, ''))"
-
-
-# ---- avro reader -----------------------------------------------------------------------------------------------------
-# Spark's reader of Avro, which its distribution does not include: downloaded once, like the JDBC drivers.
-
-
-AVRO = Artifact(
-    "org.apache.spark:spark-avro_2.13:4.2.0", "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f"
-)
-"""Verified to work with Spark 4.3 as well."""
-
-_HINT = "give the jar of spark-avro as `jar` of the source, or a mirror as REPLICATOR_MAVEN_REPOSITORY"
-
-
-def avro_jar(session: Any, source: SourceConfig, env: Mapping[str, str]) -> Path:
-    """Returns the jar. Raises ConfigError for a configured jar that is missing and for a Spark version that requires
-    another one, otherwise the errors of `fetch`."""
-    if source.jar:
-        if not (given := Path(source.jar).expanduser()).is_file():
-            raise ConfigError(f"the jar {given} of a source does not exist", hint="check `jar` of the source")
-        return given.absolute()
-    if not session.version.startswith("4."):
-        raise ConfigError(
-            f"Spark {session.version} requires its own spark-avro", hint="give its jar as `jar` of the source"
-        )
-    kept = cache_directory(env) / "jars"
-    fetch([AVRO], kept, find_java(env), env, _HINT)
-    return kept / AVRO.file_name

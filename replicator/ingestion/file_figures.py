@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv, orc
 
@@ -185,7 +186,6 @@ def _csv(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> N
     """pyarrow reads blocks, and no row may be longer than one: if one is, the file is read again with larger blocks."""
     size = 1 << 20
     while True:
-        raw.seek(0)
         mine = _Tally([*tally.parts.values()])
         try:
             _csv_in_blocks(raw, name, description, mine, size)
@@ -200,7 +200,7 @@ def _csv(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> N
 
 
 def _csv_in_blocks(raw: BinaryIO, name: str, description: Description, tally: _Tally, size: int) -> None:
-    columns = [each.name for each in description.columns]
+    columns = description.headers
     header = None if description.header else columns
     read = csv.ReadOptions(encoding=description.encoding, column_names=header, block_size=size)
     parse = csv.ParseOptions(
@@ -210,25 +210,54 @@ def _csv_in_blocks(raw: BinaryIO, name: str, description: Description, tally: _T
         escape_char=description.escape if description.escape != description.quote and description.escape else False,
         newlines_in_values=description.multiline,
     )
-    convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(columns, pa.string()),
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=True,
-        null_values=["", description.null],
-    )
-    data = _opened(raw, name)
-    first = data.read(1)
-    if not first:
-        return  # pyarrow raises an error for an empty file
-    file = pa.PythonFile(_Behind(first, data), mode="r")
-    with csv.open_csv(file, read, parse, convert) as reader:
-        if reader.schema.names != columns:
-            raise ValueError(f"its header is {reader.schema.names}, but the description has {columns}")
+    file = _stream(raw, name)
+    if file is None:
+        return
+    if description.header_match == "loose" and header is None:
+        with csv.open_csv(file, read, parse) as reader:
+            columns = reader.schema.names
+        file = _stream(raw, name)
+    with csv.open_csv(file, read, parse, _converted(columns, description)) as reader:
+        if header is None:
+            _check_header(reader.schema.names, description)
         for batch in reader:
             tally.rows[""] += batch.num_rows
-            for column, values in zip(tally.parts[""].columns, batch.columns, strict=True):
+            for column, texts in zip(tally.parts[""].columns, batch.columns, strict=True):
+                values = _without_null(texts, description)
                 total = _sum_of_texts(values) if column.summed and len(values) > values.null_count else None
                 tally.add("", column.name.lower(), len(values) - values.null_count, total)
+
+
+def _check_header(found: Sequence[str], description: Description) -> None:
+    """Raises ValueError if it is not the described one."""
+    if not description.has_header(found):
+        loose = msgspec.structs.replace(description, header_match="loose")
+        hint = '; `"header_match": "loose"` would accept it' if loose.has_header(found) else ""
+        raise ValueError(f"its header is {list(found)}, but the description has {description.headers}{hint}")
+
+
+def _stream(raw: BinaryIO, name: str) -> pa.PythonFile | None:
+    """Returns the decompressed file from its begin; None if it is empty, for which pyarrow raises an error."""
+    raw.seek(0)
+    data = _opened(raw, name)
+    first = data.read(1)
+    return pa.PythonFile(_Behind(first, data), mode="r") if first else None
+
+
+def _converted(columns: Sequence[str], description: Description) -> csv.ConvertOptions:
+    return csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=description.quoted_empty == "null",
+        null_values=["", description.null],
+    )
+
+
+def _without_null(texts: pa.Array, description: Description) -> pa.Array:
+    """Returns texts with NULL for the described one, also if it is in quotes."""
+    if description.quoted_empty == "null" or not description.null:
+        return texts
+    return pc.if_else(pc.equal(texts, description.null), pa.scalar(None, pa.string()), texts)
 
 
 class _Behind(io.RawIOBase):

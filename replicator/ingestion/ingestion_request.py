@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import msgspec
 
 from replicator.core.model import Value
 from replicator.core.policy import matching_databases
-from replicator.core.source_config import ClassConfig, IngestionConfig
+from replicator.core.source_config import ClassConfig, IngestionConfig, MatchRule
 from replicator.errors import Refused, UsageError
 from replicator.metastore.events.scope import Patterns
 
@@ -32,7 +32,8 @@ def is_text(text: str) -> bool:
 class Asset(Value, frozen=True, omit_defaults=True):
     """The unit of management. owner, producers, consumers: names of users or groups. sources: names of
     `[ingestion.sources]`. erasure_ids, erasure_column: "db.table:column" of the ids of erased data subjects, and the
-    column of landed tables that contains such an id; `exemption`: the reason why a personal asset has neither.
+    column of landed tables that contains such an id; erasure_match: the rules by which both are equal, as of a purge;
+    without any, values of the column's type are compared; `exemption`: the reason why a personal asset has none.
     retention: a duration, for the versions of its landing tables. approved_by: empty until a user other than its
     creator has approved it."""
 
@@ -44,6 +45,7 @@ class Asset(Value, frozen=True, omit_defaults=True):
     classification: Classification = "internal"
     erasure_ids: str | None = None
     erasure_column: str | None = None
+    erasure_match: tuple[MatchRule, ...] | None = None
     exemption: str = ""
     retention: str | None = None
     note: str = ""
@@ -61,14 +63,35 @@ def is_same_person(one: str, other: str) -> bool:
     return one.removeprefix("proxy:") == other.removeprefix("proxy:")
 
 
-def check_approved(asset: Asset) -> None:
+SINGLE_USER = "for trying only: [ingestion] single_user lets users approve assets that they created"
+"""The warning of all reports and pages in single-user mode."""
+
+
+def is_approved(asset: Asset, ingestion: IngestionConfig) -> bool:
+    """Returns True if the asset is approved. An approval by its creator counts in single-user mode only."""
+    own = is_same_person(asset.created_by, asset.approved_by)
+    return bool(asset.approved_by) and (ingestion.single_user or not own)
+
+
+def as_approved(asset: Asset, ingestion: IngestionConfig) -> Asset:
+    """Returns the asset as reports show it: without an approval that does not count."""
+    return asset if is_approved(asset, ingestion) else msgspec.structs.replace(asset, approved_by="")
+
+
+def check_approved(asset: Asset, ingestion: IngestionConfig) -> None:
     """Raises NotApproved if the asset is not approved."""
-    if not asset.approved_by:
-        hint = f"another user than {asset.created_by} must run `replicator asset approve {asset.name}`"
-        raise NotApproved(f"asset {asset.name} is not approved yet", hint=hint)
+    if is_approved(asset, ingestion):
+        return
+    hint = f"another user than {asset.created_by} must run `replicator asset approve {asset.name}`"
+    if asset.approved_by:
+        told = f"asset {asset.name} was approved in single-user mode, by {asset.approved_by}, who created it"
+        raise NotApproved(told, hint=hint)
+    if ingestion.single_user:
+        hint = f"run `replicator asset approve {asset.name}`"
+    raise NotApproved(f"asset {asset.name} is not approved yet", hint=hint)
 
 
-OF_A_CLASS = ("retention", "erasure_ids", "erasure_column")
+OF_A_CLASS = ("retention", "erasure_ids", "erasure_column", "erasure_match")
 """Fields that an asset inherits from its classification if it does not set them."""
 
 
@@ -78,6 +101,8 @@ def with_class(asset: Asset, ingestion: IngestionConfig) -> Asset:
     given = ingestion.classes.get(asset.classification, ClassConfig())
     names = [name for name in OF_A_CLASS if name == "retention" or not asset.exemption.strip()]
     found = {name: getattr(given, name) for name in names if getattr(asset, name) is None}
+    if asset.erasure_column is None and not found.get("erasure_column"):
+        found.pop("erasure_match", None)  # rules of a class are for those of its assets that have ids
     return msgspec.structs.replace(asset, **found)
 
 
@@ -94,7 +119,12 @@ class Request(Value, frozen=True, omit_defaults=True):
     append: rows whose `watermark` is greater than all landed values, as a partition of their own; merge: these rows,
     replacing rows with the same `key`. late: how long after greater values of the watermark a row may become visible,
     as a duration: rows of that time are read again; "0s": never; None: running transactions of the source tell.
-    max_loss: the share of the landed rows that an overwrite may remove, 0 to 1; None: that of `[ingestion]`."""
+    max_loss: the share of the landed rows that an overwrite may remove, 0 to 1; None: that of `[ingestion]`. backfill:
+    rows are read again from this value of the watermark on, and land once, by their key. rebuild: all rows are read,
+    and replace those of a table that is appended to or merged. columns: those that land; empty: all. where: a condition
+    of the rows that land, see `reading.request_selection`. masks: by column, the rule by which its values are hidden.
+    least_rows, not_null, unique: what the landing table must have after the publication; a text of `unique` has one
+    column, or several with commas."""
 
     asset: str
     source: str
@@ -110,6 +140,19 @@ class Request(Value, frozen=True, omit_defaults=True):
     schema_policy: SchemaPolicy = "fail"
     requested_by: str = ""
     note: str = ""
+    backfill: str | None = None
+    rebuild: bool = False
+    columns: tuple[str, ...] = ()
+    where: str | None = None
+    masks: dict[str, str] = msgspec.field(default_factory=dict)
+    least_rows: int | None = None
+    not_null: tuple[str, ...] = ()
+    unique: tuple[str, ...] = ()
+
+    @property
+    def uniques(self) -> list[tuple[str, ...]]:
+        """The columns, in lower case, of each text of `unique`."""
+        return [tuple(name.strip().lower() for name in each.split(",")) for each in self.unique]
 
     @property
     def identity(self) -> str:
@@ -368,3 +411,9 @@ class JobDetail(Value, frozen=True, omit_defaults=False):
 
 COUNTED = ("rows", "bytes", "files", "splits", "consistent", "erased_rows", "schema_hash", "checksum")
 """Facts that are columns of the log."""
+
+
+def places_of(facts: Mapping[str, Any]) -> list[str]:
+    """Returns the directories that may have been published, of a job that has determined the location of its rows."""
+    tables = [facts, *facts.get("parts", {}).values()]
+    return [each for table in tables for each in (table.get("location"), *table.get("left", [])) if each]

@@ -11,13 +11,14 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from cmroot.store.place import Place
+from cmroot.store.place import Place, name_of
+from replicator.core.model import Value
 from replicator.core.not_replicated import Report, Rows
 from replicator.core.source_config import IngestionConfig, SourceConfig
 from replicator.core.text import without_credentials
-from replicator.errors import Error, SourceRefused, UsageError
+from replicator.errors import Error, SourceRefused, SourceUnreachable, UsageError
 from replicator.ingestion.drop_directory import DAY, table_directory
-from replicator.ingestion.file_description import read_description
+from replicator.ingestion.file_description import FILE, read_description
 from replicator.ingestion.ingestion_request import (
     OF_A_CLASS,
     Asset,
@@ -26,14 +27,27 @@ from replicator.ingestion.ingestion_request import (
     Request,
     Submitted,
     allowed_policies,
+    as_approved,
     with_class,
 )
 from replicator.ingestion.job_queries import LandingFigures, QueueFigures
 from replicator.ingestion.notices import Undelivered
+from replicator.ingestion.reading.request_selection import columns_in
 from replicator.ingestion.schema import digest_of
 
 if TYPE_CHECKING:
     import psycopg
+
+
+@dataclass(kw_only=True)
+class IngestionReport(Report):
+    """A report about ingestion. single_user: users may approve assets that they created: for trying only."""
+
+    single_user: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        found = super().to_dict()
+        return {**found, "single_user": found.pop("single_user", self.single_user)}
 
 
 def _asset_fields(asset: Asset) -> dict[str, Any]:
@@ -41,12 +55,44 @@ def _asset_fields(asset: Asset) -> dict[str, Any]:
     return {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(asset).items()}
 
 
+class LandingMark(Value, frozen=True, omit_defaults=False):
+    """The watermark up to which a table has landed. column, value: None: it has none, and the next job reads all rows.
+    job: of the newest publication."""
+
+    table: str
+    source: str
+    mode: str
+    column: str
+    value: str | None
+    job: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], facts: Mapping[str, Any]) -> Self | None:
+        """Returns the mark of a published job; None if its rows have no watermark. row: of the store."""
+        request = msgspec.json.decode(row["request"], type=Request)
+        if request.watermark is None:
+            return None
+        said = facts.get("watermark")
+        value = msgspec.json.decode(said, type=tuple[str, str])[1] if said else None
+        return cls(row["target"], row["source"], request.mode, request.watermark.lower(), value, row["id"])
+
+
 @dataclass
-class AssetShown(Report):
+class MarksShown(Rows):
+    """Watermarks of landing tables, by table. status: "shown", "set" or "cleared"."""
+
+    status: str
+    marks: list[LandingMark] = field(default_factory=list)
+    listed: ClassVar[str] = "marks"
+
+
+@dataclass
+class AssetShown(IngestionReport):
     """An asset, with the values inherited from its class. status: "created", "unchanged", "changed", "approved" or
     "shown". given_by: the source of retention and erasure settings that are set: "asset", or "class NAME". policies:
     those that may replicate its landing tables according to its class; None: all. not_made: prerequisites that an
-    approval could not create. digest: of the definition without its class, by which an approval refers to it."""
+    approval could not create. digest: of the definition without its class, by which an approval refers to it. marks:
+    the watermarks of its landing tables, if it is shown."""
 
     status: str
     asset: Asset
@@ -54,6 +100,7 @@ class AssetShown(Report):
     policies: tuple[str, ...] | None = None
     not_made: list[str] = field(default_factory=list)
     digest: str = ""
+    marks: list[LandingMark] = field(default_factory=list)
 
     @classmethod
     def of(cls, status: str, asset: Asset, ingestion: IngestionConfig) -> Self:
@@ -61,16 +108,25 @@ class AssetShown(Report):
         for name in OF_A_CLASS:
             if getattr(whole, name) is not None:
                 said[name] = "asset" if getattr(asset, name) is not None else f"class {asset.classification}"
-        return cls(status, whole, said, allowed_policies(asset, ingestion), digest=digest_of(asset))
+        policies, alone = allowed_policies(asset, ingestion), ingestion.single_user
+        shown = as_approved(whole, ingestion)
+        return cls(status, shown, said, policies, digest=digest_of(asset), single_user=alone)
 
     def to_dict(self) -> dict[str, Any]:
         policies = None if self.policies is None else list(self.policies)
         more = {"given_by": self.given_by, "policies": policies, "not_made": self.not_made}
-        return {"status": self.status, **_asset_fields(self.asset), **more, "digest": self.digest}
+        return {
+            "status": self.status,
+            **_asset_fields(self.asset),
+            **more,
+            "digest": self.digest,
+            "marks": msgspec.to_builtins(self.marks),
+            "single_user": self.single_user,
+        }
 
 
 @dataclass
-class AssetsShown(Rows):
+class AssetsShown(IngestionReport, Rows):
     """Assets, by name."""
 
     status: str
@@ -78,13 +134,56 @@ class AssetsShown(Rows):
     listed: ClassVar[str] = "assets"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"status": self.status, "assets": list(map(_asset_fields, self.assets))}
+        assets = list(map(_asset_fields, self.assets))
+        return {"status": self.status, "assets": assets, "single_user": self.single_user}
+
+
+class PlannedColumn(Value, frozen=True, omit_defaults=False):
+    """A column of a table to land: its name and type at the source, and at the landing."""
+
+    source: str
+    source_type: str
+    name: str
+    type: str
 
 
 @dataclass
-class IngestionRequested(Report):
-    """A queued request. position: in the queue, from 1. replaces: the job that it superseded. target: the landing
-    table. checked: True if the source confirmed that table and columns exist; unchecked: why it was not queried."""
+class LandingPlan:
+    """The plan of a landing, as read by a dry run. rows: to be read; None: not known. exact: False: an estimate.
+    readers: concurrent ones, in ranges of `split`, by a method of `Ranges`. parts: tables of nested rows."""
+
+    columns: list[PlannedColumn]
+    rows: int | None
+    exact: bool = False
+    readers: int = 1
+    split: str | None = None
+    method: str = "one"
+    parts: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TableRequested:
+    """The outcome of one table of a request. status: that of its job, "planned" (a dry run), or "refused". error, hint:
+    why. plan: of a dry run. Other fields: see `IngestionRequested`."""
+
+    table: str
+    status: str
+    target: str = ""
+    job: int | None = None
+    position: int | None = None
+    replaces: int | None = None
+    unchecked: str = ""
+    error: str = ""
+    hint: str = ""
+    plan: LandingPlan | None = None
+
+
+@dataclass
+class IngestionRequested(IngestionReport):
+    """A request of one or more tables. status: "queued"; "planned": a dry run; "partial": tables were refused;
+    "refused": all were. The other fields are those of the first table that was not refused. position: in the queue,
+    from 1. replaces: the job that it superseded. target: the landing table. checked: True if the source confirmed that
+    table and columns exist; unchecked: why it was not queried. tables: the outcome of each table."""
 
     status: str
     job: int
@@ -94,10 +193,11 @@ class IngestionRequested(Report):
     target: str
     checked: bool = True
     unchecked: str = ""
+    tables: list[TableRequested] = field(default_factory=list)
 
 
 @dataclass
-class IngestionJobs(Rows):
+class IngestionJobs(IngestionReport, Rows):
     """Jobs, newest first."""
 
     status: str
@@ -106,7 +206,7 @@ class IngestionJobs(Rows):
 
 
 @dataclass
-class IngestionJobShown(Report):
+class IngestionJobShown(IngestionReport):
     """A job with its request, its error in detail, and its changes, oldest first. undelivered: messages about it that
     have not been delivered to receivers yet."""
 
@@ -121,6 +221,7 @@ class IngestionJobShown(Report):
             **found.pop("job"),
             **found,
             "undelivered": msgspec.to_builtins(self.undelivered),
+            "single_user": self.single_user,
         }
 
 
@@ -144,7 +245,7 @@ class RequestAnswer:
 
 
 @dataclass
-class RequestsTaken(Rows):
+class RequestsTaken(IngestionReport, Rows):
     """Requests of a directory or of a table, in order."""
 
     status: str
@@ -162,7 +263,7 @@ class DropZone(Report):
 
 
 @dataclass
-class IngestionStats(Report):
+class IngestionStats(IngestionReport):
     """Metrics of ingestion. slots: of all controllers; cap: slots that one asset may have. queue: jobs that are not
     over. landed: publications in the requested period."""
 
@@ -193,6 +294,30 @@ _COLUMNS = """SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = %s AN
 ORDER BY attnum"""
 _NAMES = f"""SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relkind IN {_KINDS} LIMIT 10000"""
+
+
+_TABLES = f"""SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind IN {_KINDS} AND NOT c.relispartition ORDER BY c.relname"""
+
+
+def table_names(source: str, config: SourceConfig, schema: str) -> list[str] | None:
+    """Returns the tables and views of a schema, without partitions of others; of a drop zone, directories with a
+    description; None: only Spark can list them. Raises SourceUnreachable."""
+    if config.kind == "files":
+        place = Place(config.path) / schema
+        names = [name_of(child.path) for child in place.children() if child.is_directory] if place.exists() else []
+        return sorted(name for name in names if (place / name / FILE).exists())
+    if config.kind != "postgresql":
+        return None
+    try:
+        import psycopg
+
+        with dial(source, config, PATIENCE) as connection:
+            return [row[0] for row in connection.execute(_TABLES, (schema,))]
+    except ModuleNotFoundError:
+        return None
+    except psycopg.Error as error:
+        raise SourceUnreachable(f"source {source}: {_why(error)}", hint="check its url, user and password") from error
 
 
 def look_at_source(request: Request, asset: Asset, sources: Mapping[str, SourceConfig]) -> str:
@@ -293,6 +418,10 @@ def _named(request: Request, asset: Asset) -> Iterator[tuple[str, str]]:
         yield "split column", request.split.column
     for each in request.key:
         yield "key", each
+    for each in (*request.columns, *request.masks, *(columns_in(request.where) if request.where else ())):
+        yield "selected column", each
+    for each in (*request.not_null, *(name for names in request.uniques for name in names)):
+        yield "demanded column", each
     if asset.erasure_ids and asset.erasure_column:
         yield "erasure column", asset.erasure_column
 

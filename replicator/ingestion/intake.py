@@ -7,7 +7,8 @@ import grp
 import logging
 import os
 import pwd
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import msgspec
 from cmroot.store.place import Place, is_local, join, local_path
 from replicator.core.config import SQLITE, Config
 from replicator.core.model import Value
-from replicator.core.source_config import IDS, IngestionConfig
+from replicator.core.source_config import IDS, IngestionConfig, is_match
 from replicator.core.text import parse_duration
 from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.ingestion_request import (
@@ -32,8 +33,11 @@ from replicator.ingestion.ingestion_request import (
     with_class,
 )
 from replicator.ingestion.ingestion_shown import look_at_source
-from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.job_answers import JobAnswers
+from replicator.ingestion.job_store import REVISION, IngestionStore
 from replicator.ingestion.landing.landing_log import principals
+from replicator.ingestion.reading.request_selection import check_selection
+from replicator.ingestion.schema import REVISIONS
 
 # ---- validation ------------------------------------------------------------------------------------------------------
 # Permitted values of assets and requests, checked before anything is stored. Pure.
@@ -44,6 +48,9 @@ READERS = 64
 
 LONG = 1000
 """Maximum characters of a name, a note or an exemption."""
+
+COLUMNS = 5000
+"""Maximum number of columns that a request selects, masks, or demands something of."""
 
 KEYS = 100
 """Maximum number of columns of a key."""
@@ -84,6 +91,10 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
         raise UsageError(f"{about}: {asset.erasure_ids!r} is not a column of ids", hint="write DB.TABLE:COLUMN")
     if (asset.erasure_ids is None) != (asset.erasure_column is None):
         raise UsageError(f"{about} has erasure ids without a column, or a column without ids", hint="give both")
+    if asset.erasure_match and asset.erasure_column is None:
+        raise UsageError(f"{about} has erasure match rules without ids", hint="give erasure ids and their column, too")
+    if not is_match(asset.erasure_match):
+        raise UsageError(f"{about} combines exact with another rule", hint="give exact alone, whatever its class has")
     if asset.classification == "personal" and asset.erasure_column is None and not asset.exemption.strip():
         raise UsageError(
             f"{about} is personal, but every landing would restore erased data subjects",
@@ -101,10 +112,15 @@ def check_lengths(request: Request) -> None:
     """Runs first, as it is cheap. Raises UsageError for values longer than a name or a note may be."""
     if len(request.key) > KEYS:
         raise UsageError(f"the key has {len(request.key)} columns", hint=f"name at most {KEYS}")
-    names = ("asset", "source", "schema", "table", "watermark", "note")
+    names = ("asset", "source", "schema", "table", "watermark", "note", "backfill")
     _short("the request", **{name: getattr(request, name) or "" for name in names}, split=request.split.column or "")
-    for each in request.key:
-        _short("the request", key=each)
+    several = {"key": request.key, "columns": request.columns, "not_null": request.not_null, "unique": request.unique}
+    several |= {"masks": (*request.masks, *request.masks.values())}
+    for name, given in several.items():
+        if len(given) > COLUMNS:
+            raise UsageError(f"the request has {len(given)} texts of {name}", hint=f"give at most {COLUMNS}")
+        for each in given:
+            _short("the request", **{name: each})
 
 
 def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, requester: Requester) -> None:
@@ -117,7 +133,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
             f"{requester.user} is neither the owner nor a producer of asset {asset.name}",
             hint=f"ask its owner, {asset.owner}, to add you as a producer",
         )
-    check_approved(asset)
+    check_approved(asset, ingestion)
     if request.source not in asset.sources:
         near = f"it has {', '.join(asset.sources)}" if asset.sources else "it has none"
         raise UsageError(f"asset {asset.name} has no source {request.source!r}", hint=near)
@@ -131,9 +147,20 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
         raise UsageError(f"{about}: invalid number of readers: {readers}", hint=f"use 1 to {READERS}, or omit it")
     if request.max_loss is not None and not 0 <= request.max_loss <= 1:
         raise UsageError(f"{about}: max_loss {request.max_loss} is not a share", hint="use 0 to 1, or omit it")
-    columns = (request.watermark, request.split.column, *request.key)
+    _check_demands(request, asset)
+    columns = (request.watermark, request.split.column, *request.key, *request.columns)
     if not all(each is None or each.strip() for each in columns):
         raise UsageError(f"{about}: a column has no name", hint="name a column of the table")
+
+
+def _check_demands(request: Request, asset: Asset) -> None:
+    """Raises UsageError for a selection, or a demand on the rows, that cannot be."""
+    check_selection(request, asset)
+    if request.least_rows is not None and request.least_rows < 1:
+        raise UsageError(f"{request.place}: least_rows is {request.least_rows}", hint="use 1 or more, or omit it")
+    demanded = (*request.not_null, *(name for names in request.uniques for name in names))
+    if not all(each.strip() for each in demanded):
+        raise UsageError(f"{request.place}: a column of not_null or unique has no name", hint="name columns")
 
 
 def _check_mode(request: Request) -> None:
@@ -147,12 +174,26 @@ def _check_mode(request: Request) -> None:
         raise UsageError(
             f"{about}: mode overwrite reads all rows, whatever the watermark", hint="append or merge use one"
         )
-    if request.max_loss is not None and request.mode != "overwrite":
-        raise UsageError(f"{about}: mode {request.mode} removes no rows", hint="only mode overwrite has max_loss")
+    if request.max_loss is not None and request.mode != "overwrite" and not request.rebuild:
+        raise UsageError(
+            f"{about}: mode {request.mode} removes no rows", hint="only mode overwrite, or a rebuild, has max_loss"
+        )
     if request.late is not None:
         _check_late(request)
-    elif request.mode != "merge" and request.key:
+    elif request.mode != "merge" and request.key and request.backfill is None:
         raise UsageError(f"{about}: mode {request.mode} does not use a key", hint="mode merge does")
+    _check_again(request)
+
+
+def _check_again(request: Request) -> None:
+    """Raises UsageError for a backfill or a rebuild that the mode does not have."""
+    about = request.place
+    if request.backfill is not None and (request.watermark is None or not request.backfill.strip()):
+        raise UsageError(f"{about}: a backfill needs a value of the watermark", hint="name the watermark's column, too")
+    if request.backfill is not None and request.rebuild:
+        raise UsageError(f"{about}: a rebuild reads all rows, whatever the backfill", hint="request one of them")
+    if request.rebuild and request.mode == "overwrite":
+        raise UsageError(f"{about}: mode overwrite replaces all rows anyway", hint="omit rebuild")
 
 
 def _check_late(request: Request) -> None:
@@ -168,6 +209,17 @@ def _check_mode_of_files(request: Request) -> None:
     about = request.place
     if request.watermark is not None or request.late is not None or request.split != Split():
         raise UsageError(f"{about}: files have no watermark and no ranges", hint="mode append lands new days")
+    if request.columns or request.where is not None or request.masks:
+        raise UsageError(
+            f"{about}: columns, rows and masks are selected in a database only", hint="omit columns, where and masks"
+        )
+    if request.mode == "append" and (request.unique or request.least_rows is not None):
+        raise UsageError(f"{about}: days have no unique columns and no least rows", hint="mode overwrite has both")
+    if request.backfill is not None or request.rebuild:
+        raise UsageError(
+            f"{about}: files are not read again by a backfill or a rebuild",
+            hint="drop the table, not its files: the next request lands all files, or all days, again",
+        )
     if request.mode == "merge" and not request.key:
         raise UsageError(f"{about}: mode merge requires a key", hint="name the columns that identify a row")
     if request.mode != "merge" and request.key:
@@ -185,7 +237,10 @@ def _known_source(source: str, ingestion: IngestionConfig, about: str) -> None:
 def _texts(about: str, value: Value) -> None:
     """Raises UsageError for text that a database could not store."""
     for name, given in msgspec.structs.asdict(value).items():
-        if not all(is_text(each) for each in (given if isinstance(given, tuple) else [given]) if isinstance(each, str)):
+        several = (*given, *given.values()) if isinstance(given, dict) else given
+        if not all(
+            is_text(each) for each in (several if isinstance(several, tuple) else [several]) if isinstance(each, str)
+        ):
             raise UsageError(f"{about}: its {name} is not valid text", hint="use UTF-8, without NUL")
 
 
@@ -218,6 +273,26 @@ def opened_store(config: Config, *, new: bool = False) -> IngestionStore:
     store = IngestionStore(url)
     store.prepare()
     return store
+
+
+@contextmanager
+def existing_store(config: Config) -> Iterator[IngestionStore | None]:
+    """Yields the store for a query; None if it does not exist, or has no tables: a query creates neither. Older tables
+    are migrated. Raises ConfigError if its directory does not exist, such as that of a disk that is not mounted, and
+    where earlier versions used another file, which exists."""
+    url = config.ingestion.store or config.service.store
+    file = Path(url.removeprefix(SQLITE))
+    if url.startswith(f"{SQLITE}/") and not (file.exists() and file.stat().st_size):
+        if not file.exists() and (Path(file.name).exists() or not file.parent.is_dir()):
+            opened_store(config)  # raises
+        yield None
+        return
+    with IngestionStore(url) as store:
+        if store.revision(REVISIONS, REVISION) is None:
+            yield None
+            return
+        store.prepare()
+        yield store
 
 
 def this_user() -> Requester:
@@ -275,14 +350,22 @@ def accept(
     accepted. key: see `IngestionStore.submit`. Raises UsageError, ObjectNotFound or Refused; then nothing is stored."""
     if key and (known := store.submitted(key)):
         return replace(known, unchecked="it was requested before")
+    asked, _, unchecked = checked(store, ingestion, request, requester)
+    return replace(store.submit(asked, key=key), unchecked=unchecked)
+
+
+def checked(
+    store: JobAnswers, ingestion: IngestionConfig, request: Request, requester: Requester
+) -> tuple[Request, Asset, str]:
+    """Returns the request on behalf of the requester, its asset, and why its source was not queried; empty: it was.
+    Raises as `accept`; stores nothing."""
     check_lengths(request)
     asked = msgspec.structs.replace(request, requested_by=requester.user)
     asset = with_class(store.asset(asked.asset), ingestion)
     check_request(asked, asset, ingestion, requester)
     db, table = asked.target
     check_scope(asset, db, [table], ingestion)
-    unchecked = look_at_source(asked, asset, ingestion.sources)
-    return replace(store.submit(asked, key=key), unchecked=unchecked)
+    return asked, asset, look_at_source(asked, asset, ingestion.sources)
 
 
 def refusal(error: Exception, about: str) -> Error:

@@ -70,18 +70,25 @@ class JobAnswers(Database):
         with self.transaction() as connection:
             return queries.find_kept(connection, id)
 
+    def taken_by_another(self, request: Request) -> str | None:
+        """Returns the source of another request with the same landing table; None if there is none."""
+        with self.transaction() as connection:
+            target = ".".join(request.target)
+            return queries.taken_by_another(connection, target, rows.digest(request.identity))
+
     def last_facts(self, request: Request) -> dict[str, Any]:
         """Returns the facts of the newest published job of a request's identity, and its number as `job`; may be
         empty."""
         with self.transaction() as connection:
             return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
 
-    def published_tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yields, for each landing table, the newest published job with its facts, by the table's name."""
+    def published_tables(self, asset: str = "") -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yields, for each landing table (of an asset), the newest published job with its facts, by the table's
+        name."""
         after = ""
         while True:
             with self.transaction() as connection:
-                found = queries.find_published(connection, after, 200)
+                found = queries.find_published(connection, after, 200, asset)
             if not found:
                 return
             yield from found

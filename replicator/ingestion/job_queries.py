@@ -25,8 +25,9 @@ from replicator.ingestion.ingestion_request import (
     Request,
     following,
     is_text,
+    places_of,
 )
-from replicator.ingestion.schema import OPEN, asset, change, job, places_of, to_asset, to_job
+from replicator.ingestion.schema import OPEN, asset, change, job, to_asset, to_job
 
 # ---- fairness --------------------------------------------------------------------------------------------------------
 # Selection of the next job: first come, first served, and no asset exceeds its share of slots. Pure.
@@ -70,8 +71,9 @@ OTHER_IS_OPEN = text(f"other.{OPEN}")
 """Written as a literal condition, so that SQLite recognises that a partial index covers these jobs."""
 
 _other = job.alias("other")
-IS_FOLLOWING = exists().where(OTHER_IS_OPEN, _other.c.identity == job.c.identity, _other.c.holder != "")
-"""True if a job of the same identity occupies a slot."""
+_runs = or_(_other.c.holder != "", and_(_other.c.state == "running", _other.c.id != job.c.id))
+IS_FOLLOWING = exists().where(OTHER_IS_OPEN, _other.c.identity == job.c.identity, _runs)
+"""True if a job of the same identity occupies a slot, or resumes before this one."""
 
 
 def find_asset(connection: Connection, name: str) -> Asset:
@@ -127,9 +129,13 @@ def find_facts(connection: Connection, target: str, identity: str) -> dict[str, 
     return {**msgspec.json.decode(row.facts), "job": row.id} if row else {}
 
 
-def find_published(connection: Connection, after: str, limit: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Returns the newest published job of each target, with its facts, in the order of targets. after: a target."""
-    newest = select(func.max(job.c.id)).where(job.c.event_id.is_not(None), job.c.target > after).group_by(job.c.target)
+def find_published(
+    connection: Connection, after: str, limit: int, asset: str = ""
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns the newest published job of each target (of an asset), with its facts, in the order of targets. after: a
+    target."""
+    mine = (job.c.event_id.is_not(None), job.c.target > after, *([job.c.asset == asset] if asset else []))
+    newest = select(func.max(job.c.id)).where(*mine).group_by(job.c.target)
     ids = connection.execute(newest.order_by(job.c.target).limit(limit)).scalars().all()
     query = select(job).where(job.c.id.in_(ids)).order_by(job.c.target)
     return [(dict(row), msgspec.json.decode(row["facts"])) for row in connection.execute(query).mappings()]
@@ -148,6 +154,13 @@ def may_have_published(connection: Connection, target: str, after: int) -> bool:
     """See `JobAnswers.may_have_published`. A job at an earlier step has changed no table."""
     may = or_(job.c.event_id.is_not(None), job.c.step == "publish")
     return bool(connection.execute(select(exists().where(job.c.target == target, job.c.id > after, may))).scalar())
+
+
+def changes_table(connection: Connection, target: str, after: int) -> int | None:
+    """Returns a job that a controller works on, or that is later than `after` and may have published; None: none."""
+    may = and_(job.c.id > after, or_(job.c.event_id.is_not(None), job.c.step == "publish"))
+    query = select(job.c.id).where(job.c.target == target, or_(job.c.holder != "", job.c.state == "running", may))
+    return connection.execute(query.order_by(job.c.id.desc()).limit(1)).scalar()
 
 
 def find_kept(connection: Connection, id: int) -> frozenset[str] | None:
@@ -293,6 +306,12 @@ class LandingFigures(Value, frozen=True, omit_defaults=False):
     p99: float | None
     ended: dict[str, int]
     days: tuple[LandedDay, ...]
+
+
+def no_figures(since: float) -> tuple[QueueFigures, LandingFigures]:
+    """Returns the metrics of a store without jobs. since: seconds since 1970."""
+    queue = QueueFigures(dict.fromkeys(CURRENT, 0), {}, ())
+    return queue, LandingFigures(since, 0, None, None, None, None, None, {}, ())
 
 
 def find_queue(connection: Connection, now: float) -> QueueFigures:

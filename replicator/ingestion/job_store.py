@@ -94,9 +94,10 @@ class IngestionStore(JobAnswers):
                 connection.execute(update(asset).where(asset.c.name == given.name).values(**values))
         return msgspec.structs.replace(given, approved_by="")
 
-    def approve_asset(self, name: str, by: str, digest: str = "") -> Asset:
+    def approve_asset(self, name: str, by: str, digest: str = "", *, own: bool = False) -> Asset:
         """Approves an asset: requests for it are accepted, and its jobs that waited for that are due now. May run
-        twice; the first approver is retained. digest: of the definition to approve; empty: the current one. Raises
+        twice; the first approver is retained, unless only single-user mode accepted it. digest: of the definition to
+        approve; empty: the current one. own: single-user mode: users may approve what they created. Raises
         ObjectNotFound, and Refused for the user who created or changed the asset, and if the definition has another
         digest."""
         with self._turn() as connection:
@@ -104,10 +105,11 @@ class IngestionStore(JobAnswers):
             if digest and digest != rows.digest_of(found):
                 told = f"asset {name} was changed since it was inspected"
                 raise Refused(told, hint="inspect it again, and approve its current definition")
-            if found.approved_by:
+            if found.approved_by and (own or not is_same_person(found.created_by, found.approved_by)):
                 return found
-            if is_same_person(found.created_by, by):
-                raise Refused(f"asset {name} was defined by {by}", hint="another user must approve it")
+            if is_same_person(found.created_by, by) and not own:
+                hint = "another user must approve it; to try it alone, set [ingestion] single_user = true"
+                raise Refused(f"asset {name} was defined by {by}", hint=hint)
             connection.execute(update(asset).where(asset.c.name == name).values(approved_by=by))
             waits = (queries.IS_OPEN, job.c.asset == name, job.c.error_kind == "lock")
             connection.execute(update(job).where(*waits).values(due=self._now(connection)))
@@ -116,9 +118,10 @@ class IngestionStore(JobAnswers):
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, key: str | None = None) -> Submitted:
-        """Queues a job, replacing one of the same identity that waits or has failed; if one is running, the new job
-        follows it. key: idempotency key of a request that may be sent again: it creates one job. Raises ObjectNotFound
-        for an unknown asset, Refused if another source lands in the same table; all other checks are the caller's."""
+        """Queues a job, replacing one of the same identity that waits or has failed; if one is running, or may have
+        dropped its table, the new job follows it, and the former one is due at once. key: idempotency key of a request
+        that may be sent again: it creates one job. Raises ObjectNotFound for an unknown asset, Refused if another
+        source lands in the same table; all other checks are the caller's."""
         target, identity = ".".join(request.target), rows.digest(request.identity)
         with self._turn() as connection:
             if key and (known := self.submitted(key)):
@@ -131,8 +134,13 @@ class IngestionStore(JobAnswers):
                 )
             now = self._now(connection)
             former = queries.find_by(connection, job.c.slot == f"{identity}:waiting")
-            if former:
+            if former and rows.may_have_dropped(former):
+                self._change(connection, former, request.requested_by, state="running")
+                former = None
+            elif former:
                 self._change(connection, former, request.requested_by, state="superseded", ended=now)
+            resumes = (job.c.slot == f"{identity}:running", job.c.holder == "")
+            connection.execute(update(job).where(*resumes).values(due=now))  # a request waits for no delay of a failure
             made = {
                 **rows.new_row(request, target, identity),
                 "approver": approver,
@@ -174,17 +182,33 @@ class IngestionStore(JobAnswers):
 
     def expire(self, duration: timedelta, attempts: int) -> list[int]:
         """Expires jobs that have been failing for `duration`, or that failed `attempts` times not counting locks,
-        unless they are published. Returns their ids."""
+        unless they are published or may have dropped their table. Returns their ids."""
         with self._turn() as connection:
             now = self._now(connection)
             long = job.c.failing_since <= now - duration.total_seconds()
             often = and_(job.c.state == "failed", job.c.attempt - job.c.uncounted >= attempts)
             failed = job.c.state.in_(("failed", "failed_user", "failed_type"))
-            found = connection.execute(select(job).where(failed, or_(long, often))).mappings().all()
-            for row in map(dict[str, Any], found):
+            some = connection.execute(select(job).where(failed, or_(long, often))).mappings().all()
+            found = [row for row in map(dict[str, Any], some) if not rows.may_have_dropped(row)]
+            for row in found:
                 error = {name: row[name] for name in NO_ERROR}
                 self._change(connection, row, "", **rows.ended("expired", now), **error)
         return [int(row["id"]) for row in found]
+
+    def set_mark(self, id: int, facts: Mapping[str, Any], by: str, why: str, write: Callable[[], None]) -> None:
+        """Sets the watermark of the newest published job of a table: first by `write`, in the metastore, then by these
+        facts of the job; and records a change `marked` with its author and reason. Until then no job is claimed
+        or begins to publish. May run twice. Raises ObjectNotFound, and Refused while a job of the table runs, or if a
+        later one may have published: its rows and this watermark would not fit each other."""
+        with self._turn() as connection:
+            row = queries.find_row(connection, id)
+            if other := queries.changes_table(connection, row["target"], id):
+                hint = "set it when that job has ended, or land the table again first"
+                raise Refused(f"job {other} is landing {row['target']}, or may have published it", hint=hint)
+            write()
+            after = {**row, "facts": rows.merged(row, facts), "state": "marked"}
+            connection.execute(ONE, {"this": id, "facts": after["facts"]})
+            self._log(connection, after, by, error_text=_kept(why, TEXT))
 
     # ---- controllers ----------------------------------------------------------------------------------------------
 
@@ -348,7 +372,10 @@ class IngestionStore(JobAnswers):
         if row["state"] != "published":
             over = failure.kind in ("user", "type") and not row["cancelled_by"]  # else the next holder checks
             values["state"] = f"failed_{failure.kind}" if over else "failed"
-            if waiting := connection.execute(waits).scalar():
+            waiting = connection.execute(waits).scalar()
+            if waiting and rows.may_have_dropped({**row, **values}):
+                values["state"] = "running"  # it keeps its slot, and resumes when it is due
+            elif waiting:
                 if values["state"] == "failed":
                     connection.execute(ONE, {"this": waiting, "waits_since": rows.waits_since(row)})
                 values |= {"state": "superseded", "ended": now}
@@ -358,7 +385,13 @@ class IngestionStore(JobAnswers):
         """Writes a job's new values, and a row of the log. before: the job's current row."""
         after = {**before, **values}
         connection.execute(ONE, {"this": after["id"], **values, "slot": rows.slot_of(after)})
-        error = {name: values.get(name, "") for name in ("error_kind", "error_text")}
+        self._log(connection, after, actor, **{name: values.get(name, "") for name in ("error_kind", "error_text")})
+
+    def _log(
+        self, connection: Connection, after: Mapping[str, Any], actor: str, error_kind: str = "", error_text: str = ""
+    ) -> None:
+        """Writes a row of the log. after: the job's row."""
+        error = {"error_kind": error_kind, "error_text": error_text}
         facts = msgspec.json.decode(after["facts"])
         same = ("attempt", "asset", "source", "target", "requester", "approver", "mode", "state", "step", "event_id")
         row = {name: after[name] for name in same} | {name: facts.get(name) for name in COUNTED} | error

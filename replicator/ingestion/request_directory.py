@@ -50,7 +50,7 @@ def take_directory(store: IngestionStore, ingestion: IngestionConfig, directory:
             f"{directory} is not a directory", hint="create it; users who may write in it may submit requests"
         )
     taking, taken = _own(directory / "taking"), _own(directory / "taken")
-    report = RequestsTaken("done", str(directory))
+    report = RequestsTaken("done", str(directory), single_user=ingestion.single_user)
     for file in [*_left(taking), *_moved(directory, taking)]:
         name = file.name.partition("~")[2]
         answer = _answer(store, ingestion, file, name)
@@ -156,7 +156,7 @@ def _write(aside: Path, place: Path, answer: RequestAnswer) -> None:
 # requests tables of its own database only, regardless of its content.
 
 
-NEXT = """SELECT id, key::text, requested_by, groups, request FROM replicator.request
+NEXT = """SELECT id, key::text, requested_by, groups, request::text FROM replicator.request
 WHERE state = 'new' AND id > %s ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"""
 ANSWERED = """UPDATE replicator.request SET state = %s, job = %s, answer = %s, answered_at = now() WHERE id = %s"""
 
@@ -176,7 +176,7 @@ def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -
         raise UsageError(
             f"source {source!r} is not a PostgreSQL of [ingestion.sources]", hint=f"known sources: {known}"
         )
-    report, last = RequestsTaken("done", source), 0
+    report, last = RequestsTaken("done", source, single_user=ingestion.single_user), 0
     with _connected(source, config) as connection:
         while True:
             with connection.transaction():
@@ -187,7 +187,7 @@ def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -
                 answer = RequestAnswer(str(last), user)
                 said: tuple[str, int | None, str]
                 try:
-                    asked = parse_request({**_given(values), "source": source}, f"request {last}")
+                    asked = parse_request({**_given(values, f"request {last}"), "source": source}, f"request {last}")
                     queued = accept(store, ingestion, asked, Requester(user, tuple(groups)), f"row:{key}")
                 except Exception as error:
                     refused = refusal(error, f"source {source}, request {last}")
@@ -201,9 +201,16 @@ def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -
                 report.requests.append(answer)
 
 
-def _given(values: Any) -> dict[str, Any]:
-    """Returns the values without omitted ones."""
-    return {name: value for name, value in dict(values).items() if value is not None}
+def _given(text: str, about: str) -> dict[str, Any]:
+    """Returns the values without omitted ones. Raises UsageError for what JSON of PostgreSQL may hold and a request may
+    not, such as a number of 100,000 digits."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{about} cannot be read: {error}", hint="write plain texts and numbers") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{about} is not a JSON object", hint="call replicator.request_ingestion")
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @contextmanager

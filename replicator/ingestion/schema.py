@@ -226,12 +226,6 @@ def slot_of(row: Mapping[str, Any]) -> str | None:
     return f"{row['identity']}:running" if row["state"] == "running" else None
 
 
-def places_of(facts: Mapping[str, Any]) -> list[str]:
-    """Returns the directories that may have been published, of a job that has determined the location of its rows."""
-    tables = [facts, *facts.get("parts", {}).values()]
-    return [each for table in tables for each in (table.get("location"), *table.get("left", [])) if each]
-
-
 def ended(state: str, now: float) -> dict[str, Any]:
     return {"state": state, "ended": now, "holder": "", "lease": 0.0}
 
@@ -239,6 +233,15 @@ def ended(state: str, now: float) -> dict[str, Any]:
 def ends_cancelled(row: Mapping[str, Any]) -> bool:
     """Returns True if a cancelled job is over: not at the step `publish`, where it may be published already."""
     return bool(row["cancelled_by"]) and row["step"] != "publish"
+
+
+def may_have_dropped(row: Mapping[str, Any]) -> bool:
+    """Returns True if a failed job may have dropped its table in order to recreate it: another job would find none, and
+    land only what the source still has."""
+    if row["state"] != "failed" or row["step"] != "publish" or row["mode"] == "overwrite":
+        return False
+    request = msgspec.json.decode(row["request"], type=Request)
+    return request.rebuild or request.schema_policy == "recreate"
 
 
 def merged(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:

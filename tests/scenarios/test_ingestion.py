@@ -21,7 +21,7 @@ from purges import Warehouse
 import replicator
 from replicator.core.config import parse_config
 from replicator.core.model import Column
-from replicator.errors import UsageError
+from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.ingestion.ingestion_request import Failure
 from replicator.ingestion.landing import landing_steps as steps
 from replicator.ingestion.landing.publishing import Landed, Overtaken, publish
@@ -146,6 +146,29 @@ def test_a_source_that_is_suddenly_smaller_replaces_nothing_without_permission(l
     assert landing.land("t", max_loss=1.0).done == 1 and landing.rows("t") == []
     with pytest.raises(UsageError, match="mode merge removes no rows"):
         landing.request("t", mode="merge", key="id", max_loss=0.5)
+
+
+def test_new_rows_have_the_rights_of_those_that_they_replace(landing: Landing) -> None:
+    landing.sql("CREATE TABLE whole AS SELECT 1 AS id")
+    landing.sql("CREATE TABLE log AS SELECT 1 AS id")
+    landing.create_asset()
+    landing.land("whole")
+    landing.land("log", mode="append", watermark="id")
+    old, home = Path(landing.location("whole").removeprefix("file:")), landing.location("log").removeprefix("file:")
+    for path, mode in {old: 0o2750, **dict.fromkeys(old.glob("part-*"), 0o640), Path(home): 0o2770}.items():
+        os.chown(path, 4711, 4712)
+        path.chmod(mode)
+    landing.sql("INSERT INTO log VALUES (2)")
+
+    landing.request("log", mode="append", watermark="id")
+    assert landing.land("whole").status == "done"
+
+    new = Path(landing.location("whole").removeprefix("file:"))
+    (file,) = new.glob("part-*")
+    day = max(Path(home).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    found = {path: path.stat() for path in (new, file, day)}
+    assert new != old and [oct(each.st_mode & 0o7777) for each in found.values()] == ["0o2750", "0o640", "0o2770"]
+    assert [(each.st_uid, each.st_gid) for each in found.values()] == [(4711, 4712), (4711, 4712), (0, 4712)]
 
 
 def test_rows_are_appended_by_a_watermark_and_merged_by_a_key(landing: Landing) -> None:
@@ -499,17 +522,21 @@ def test_a_purge_is_no_foreign_write(landing: Landing) -> None:
     landing.warehouse.sql(f"INSERT INTO {gone} VALUES (9)")
     root = landing.warehouse.root(landing.asset)
 
-    def watched() -> tuple[str, list[Any]]:
-        done = replicator.ingest_watch(config=landing.config, engine=landing.warehouse.engines)
+    def watched(cmroot: str | None = None) -> tuple[str, list[Any]]:
+        done = replicator.ingest_watch(config=landing.config, engine=landing.warehouse.engines, cmroot=cmroot)
         return done.status, done.found
 
     assert landing.warehouse.purge(root, f"{gone}:member", db).rows_erased == 1
-    assert len(landing.rows("people")) == 98 and watched() == ("quiet", [])
+    assert len(landing.rows("people")) == 98 and watched() == watched(root.place) == ("quiet", [])
     files = [each.name for each in place.iterdir() if each.name[0] not in "_."]
     counted = landing.warehouse.metastore.table(db, "people").parameters["numFiles"]
     assert counted == str(len(files)), "without _SUCCESS"
     landing.warehouse.sql(f"INSERT INTO {db}.people VALUES (500, 'foreign')")
     assert watched()[0] == "foreign"
+    sizes = [each.stat().st_size for each in place.iterdir() if each.name[0] not in "_."]
+    forged = f"{len(sizes)} files, {sum(sizes)} bytes, purged"
+    landing.warehouse.sql(f"ALTER TABLE {db}.people SET TBLPROPERTIES ('replicator.ingestion.written' = '{forged}')")
+    assert watched()[0] == "quiet" and watched(root.place)[0] == "foreign", "any writer can set a property"
 
 
 def test_what_a_table_names_stays_though_a_new_store_numbers_its_jobs_as_an_old_one_did(landing: Landing) -> None:
@@ -523,3 +550,107 @@ def test_what_a_table_names_stays_though_a_new_store_numbers_its_jobs_as_an_old_
     assert (job.job, job.state) == (1, "failed_user"), "a number that was given before"
     landing.land("log", mode="append", watermark="id")
     assert landing.rows("log") == landing.at_source("SELECT id FROM log")
+
+
+def asked(landing: Landing, *tables: str, **more: Any) -> Any:
+    given = {"asset": landing.asset, "config": landing.config, "by": "paul", "spark": landing.warehouse.session, **more}
+    return replicator.ingest_request([f"crm:{table}" for table in tables], **given)
+
+
+def everything(landing: Landing) -> tuple[Any, ...]:
+    """All that a request could write."""
+    with landing.store() as store:
+        jobs = store.jobs()
+    files = sorted(str(path) for path in (landing.here / "landing").rglob("*"))
+    metastore = landing.warehouse.metastore
+    dbs = [name for name in metastore.database_names() if name.startswith(landing.asset)]
+    return jobs, files, {db: metastore.table_names(db) for db in dbs}
+
+
+def test_a_dry_run_shows_columns_rows_and_ranges_and_what_would_be_refused(landing: Landing) -> None:
+    landing.sql('CREATE TABLE orders (id bigint PRIMARY KEY, "Item" text, at timestamptz, price numeric(9, 2))')
+    landing.sql("INSERT INTO orders SELECT n, 'i', now(), n FROM generate_series(1, 5000) n")
+    landing.sql(
+        "CREATE TABLE large (id int, n numeric(50, 2), m numeric(60)); CREATE VIEW seen AS SELECT * FROM orders"
+    )
+    landing.create_asset()
+    before = everything(landing)
+
+    done = asked(landing, "public.orders", "public.seen", "public.large", "public.order", dry_run=True)
+
+    orders, seen, large, wrong = done.tables
+    assert (done.status, done.job, orders.status, orders.target) == (
+        "partial",
+        0,
+        "planned",
+        f"{landing.asset}_public.orders",
+    )
+    assert [(each.source, each.source_type, each.name, each.type) for each in orders.plan.columns] == [
+        ("id", "bigint", "id", "bigint"),
+        ("Item", "text", "item", "string"),
+        ("at", "timestamp with time zone", "at", "timestamp"),
+        ("price", "numeric(9,2)", "price", "decimal(9,2)"),
+    ]
+    assert (orders.plan.rows, orders.plan.exact, orders.plan.readers, orders.plan.split) == (5000, True, 3, "id")
+    assert seen.status == "planned" and not seen.plan.exact and seen.plan.rows > 1000 and seen.plan.readers == 1
+    assert (
+        large.status == "refused"
+        and "n has the type numeric(50,2)" in large.error
+        and "; column m has" in large.error
+        and "a view" in large.hint
+    )
+    assert wrong.status == "refused" and "did you mean orders?" in wrong.hint
+    assert everything(landing) == before
+
+    assert landing.land("orders").done == 1
+    landing.sql("DELETE FROM orders WHERE id > 100")
+    (fewer,) = asked(landing, "public.orders", dry_run=True).tables
+    assert fewer.status == "refused" and "5,000 have landed" in fewer.error
+    landing.sql("ALTER TABLE orders ADD new int")
+    before = everything(landing)
+    done = asked(landing, "public.orders", dry_run=True)
+    assert (
+        done.status == "refused" and "new int is new" in done.tables[0].error and "add_columns" in done.tables[0].hint
+    )
+    assert everything(landing) == before
+
+
+def test_a_dry_run_makes_no_store(landing: Landing) -> None:
+    with pytest.raises(ObjectNotFound, match=f"asset '{landing.asset}' does not exist"):
+        asked(landing, "public.orders", dry_run=True)
+    assert list(landing.here.iterdir()) == []
+
+
+def test_tables_and_patterns_of_one_request_have_an_outcome_each(landing: Landing) -> None:
+    for name in ("orders", "orders_old", "people", "logs"):
+        landing.sql(f"CREATE TABLE {name} (id int PRIMARY KEY)")
+    landing.sql(
+        "CREATE TABLE parted (id int) PARTITION BY LIST (id); CREATE TABLE part PARTITION OF parted FOR VALUES IN (1)"
+    )
+    landing.sql('CREATE TABLE "not-landable" (id int)')
+    landing.create_asset()
+
+    done = asked(landing, "public.people", "public.poeple")
+    assert (done.status, done.job, [each.job for each in done.tables]) == ("partial", 1, [1, None])
+    assert "did you mean people?" in done.tables[1].hint
+    done = asked(landing, "public", include=["ORDERS.*", "people"], exclude=[".*_old"])
+    assert [(each.table, each.job, each.replaces) for each in done.tables] == [
+        ("crm:public.orders", 2, None),
+        ("crm:public.people", 3, 1),
+    ]
+    done = asked(landing, "public")
+    assert {each.table: each.status for each in done.tables} == {
+        "crm:public.logs": "queued",
+        "crm:public.not-landable": "refused",
+        "crm:public.orders": "queued",
+        "crm:public.orders_old": "queued",
+        "crm:public.parted": "queued",
+        "crm:public.people": "queued",
+    }
+    with pytest.raises(UsageError, match="no table matches order") as none:
+        asked(landing, "public", include=["order"])
+    assert "did you mean orders" in none.value.hint
+    with pytest.raises(UsageError, match="select tables of a schema"):
+        asked(landing, "public.orders", include=["o.*"])
+    with pytest.raises(Refused, match="eve is neither"):
+        asked(landing, "public", by="eve")

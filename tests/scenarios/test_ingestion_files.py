@@ -22,6 +22,7 @@ from purges import Warehouse
 from waiting import eventually
 
 import replicator
+from replicator.errors import MetastoreUnreachable
 from replicator.ingestion import drop_directory
 from replicator.ingestion.landing import file_steps, landing_steps
 
@@ -68,6 +69,38 @@ def test_text_with_its_description_lands_as_it_says(dropping: Dropping) -> None:
     dropping.write("people", "a.csv", head + "1;x\n")
     assert "such as '1;x' in a.csv" in dropping.land("people").errors[0]
     assert len(dropping.rows("people")) == 3, "what was there stays"
+
+
+def test_headers_of_csv_are_mapped_to_columns(dropping: Dropping) -> None:
+    dropping.create_asset()
+    columns = [{"name": "customer_no", "type": "bigint", "header": "Customer No."}, {"name": "full_name"}]
+    dropping.describe("people", format="csv", columns=columns)
+    dropping.write("people", "a.csv", "Customer No.,full_name\n1,Ann\n")
+    assert dropping.land("people").done == 1
+    assert [tuple(row.values()) for row in dropping.rows("people")] == [(1, "Ann")]
+    dropping.write("people", "b.csv", "CUSTOMER-NO,Full  Name \n2,Bob\n")
+    assert '`"header_match": "loose"` would accept it' in dropping.land("people").errors[0]
+    dropping.describe("people", format="csv", columns=columns, header_match="loose")
+    dropping.write("people", "c.csv", '\ufeff"customer  no",FULL_NAME\n3,Eve\n')
+    assert dropping.land("people").done == 1
+    assert [tuple(row.values()) for row in dropping.rows("people")] == [(1, "Ann"), (2, "Bob"), (3, "Eve")]
+    dropping.write("people", "d.csv", "full_name,customer_no\n4,4\n")
+    assert "d.csv does not match its description: its header is" in dropping.land("people").errors[0]
+
+
+@pytest.mark.parametrize("null", ["", "NA"])
+def test_an_empty_text_in_quotes_is_told_from_null(dropping: Dropping, null: str) -> None:
+    dropping.create_asset()
+    columns = [{"name": "id", "type": "bigint"}, {"name": "a"}, {"name": "b", "type": "decimal(9,2)"}]
+    dropping.describe("t", format="csv", columns=columns, null=null, quoted_empty="text")
+    dropping.write("t", "a.csv", f'id,a,b\n1,"",1.5\n2,,\n3,{null},{null}\n4,"{null}",2\n5,"x",\n6," ",3\n')
+    done = dropping.land("t")
+    assert done.done == 1, done.errors
+    quoted = "" if null == "" else None
+    found = [(row["id"], row["a"]) for row in dropping.rows("t")]
+    assert found == [(1, ""), (2, None), (3, None), (4, quoted), (5, "x"), (6, " ")]
+    dropping.write("t", "b.csv", 'id,a,b\n7,x,""\n')
+    assert "column b (decimal(9,2)) has 1 values that do not fit, such as ''" in dropping.land("t").errors[0]
 
 
 def test_a_value_that_would_be_changed_is_refused_in_each_format(dropping: Dropping) -> None:
@@ -241,6 +274,61 @@ def test_days_land_when_they_are_closed_and_again_when_files_come_late(
     assert "elsewhere.json is not in a directory of a day" in dropping.land("clicks", **asked).errors[0]
 
 
+def test_a_field_that_no_row_of_a_day_has_stays_a_column_of_the_others(dropping: Dropping) -> None:
+    dropping.describe("calls", format="json", days={"layout": "%Y-%m-%d"})
+    asked: dict[str, Any] = {"mode": "append", "schema_policy": "recreate"}
+    dropping.write("calls", "2026-01-01/a.json", '{"n": 1, "note": "x", "legs": [{"to": 1, "via": "y"}]}')
+    assert dropping.land("calls", **asked).rows == 1
+    for day, line in enumerate(('{"n": 2, "legs": [{"to": 2}]}', '{"n": 3, "new": 7}'), 2):
+        dropping.write("calls", f"2026-01-0{day}/a.json", line)
+        done = dropping.land("calls", **asked)
+        assert done.done == 1, done.errors
+    assert dropping.sql("SELECT n, note, new FROM {db}.calls ORDER BY 1") == [
+        (1, "x", None),
+        (2, None, None),
+        (3, None, 7),
+    ]
+    assert dropping.sql("SELECT to, via FROM {db}.calls__legs ORDER BY 1") == [(1, "y"), (2, None)]
+    dropping.write("calls", "2026-01-04/a.json", '{"n": 4, "note": "z", "new": 8}')
+    assert dropping.land("calls", mode="append").status == "done", "a day without lists changes nothing"
+    joined = "SELECT n, to FROM {db}.calls c LEFT JOIN {db}.calls__legs l ON l.parent_id = c.row_id ORDER BY 1"
+    assert dropping.sql(joined) == [(1, 1), (2, 2), (3, None), (4, None)]
+    assert dropping.sql("SELECT count(DISTINCT row_id) FROM {db}.calls") == [(4,)]
+
+
+def test_days_of_a_widened_table_are_complete_if_its_job_publishes_late(
+    dropping: Dropping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of its lists: the rows are settled once more."""
+    dropping.describe("prices", format="json", days={"layout": "%Y-%m-%d"})
+    asked: dict[str, Any] = {"mode": "append", "schema_policy": "recreate"}
+    dropping.write("prices", "2026-01-01/a.json", '{"n": 1, "tags": [1]}')
+    assert dropping.land("prices", **asked).rows == 1
+    dropping.write("prices", "2026-01-02/a.json", '{"n": 0.5, "tags": [0.5]}')
+    monkeypatch.setattr(landing_steps, "SETTLED", -1.0)
+    assert dropping.land("prices", **asked).done == 1
+    assert dropping.sql("SELECT day, n FROM {db}.prices ORDER BY 1") == [(date(2026, 1, 1), 1), (date(2026, 1, 2), 0.5)]
+    tags = "SELECT day, value FROM {db}.prices__tags ORDER BY 1"
+    assert dropping.sql(tags) == [(date(2026, 1, 1), 1), (date(2026, 1, 2), 0.5)]
+    assert dropping.land("prices", **asked).rows == 0, "each day lands once"
+    dropping.write("prices", "2026-01-03/a.json", '{"n": "free", "tags": ["free"]}')
+    add = type(dropping.warehouse.metastore).add_partitions
+
+    def away(metastore: Any, db: str, name: str, parts: Any) -> None:
+        if name == "prices":
+            raise MetastoreUnreachable("away")
+        add(metastore, db, name, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(dropping.warehouse.metastore), "add_partitions", away)
+        assert dropping.land("prices", **asked).failed == 1
+    with sqlite3.connect(dropping.here / "jobs.sqlite") as jobs:
+        jobs.execute("UPDATE ingestion_job SET due = 0 WHERE state = 'failed'")
+    assert replicator.ingest_run(config=dropping.config, spark=dropping.warehouse.session).done == 1
+    assert [row[0].day for row in dropping.sql("SELECT day, n FROM {db}.prices ORDER BY 1")] == [1, 2, 3]
+    assert [row[0].day for row in dropping.sql(tags)] == [1, 2, 3], "also if its new table is empty so far"
+
+
 def test_numbers_of_json_without_a_declared_type_are_never_rounded(dropping: Dropping) -> None:
     dropping.describe("numbers", format="json")
     rows = [
@@ -314,6 +402,9 @@ def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
     assert "_description.json" in dropping.refused("bare")
     for said, told in (
         ({"format": "csv"}, "csv requires `columns`"),
+        ({"format": "csv", "header": False, "columns": [{"name": "a", "header": "A"}]}, "the files have no header"),
+        ({"format": "json", "quoted_empty": "text"}, "have no header and no quotes"),
+        ({"format": "csv", "header_match": "any", "columns": [{"name": "a"}]}, "Invalid enum value 'any'"),
         ({"format": "json", "delimeter": ";"}, "delimeter"),
         ({"format": "csv", "columns": [{"name": "a", "type": "struct<a:int>"}]}, "is not a scalar type"),
         ({"format": "json", "days": {"layout": "../%Y/%m/%d"}}, "layout"),
@@ -489,3 +580,27 @@ def test_of_two_publications_at_one_moment_one_has_the_table_and_the_other_is_co
     joined = "SELECT no, value, sku FROM {db}.orders o JOIN {db}.orders__aaa a ON a.parent_id = o.row_id"
     joined += " JOIN {db}.orders__items i ON i.parent_id = o.row_id"
     assert dropping.sql(joined) == [(1, 1, "nested")]
+
+
+def test_a_dry_run_of_files_reads_them_and_lands_nothing(dropping: Dropping) -> None:
+    dropping.create_asset()
+    dropping.describe("orders", format="json")
+    dropping.write(
+        "orders", "a.json", '{"no": 1, "who": {"city": "X"}, "items": [{"sku": "a"}, {"sku": "b"}]}\n{"no": 2}\n'
+    )
+    dropping.describe("paid", format="csv", columns=[{"name": "id", "type": "int"}, {"name": "b", "type": "date"}])
+    dropping.write("paid", "a.csv", "id,b\n1,2020-01-01\n2,soon\n")
+    given: dict[str, Any] = {"asset": dropping.asset, "config": dropping.config, "by": "ann", "dry_run": True}
+
+    done = replicator.ingest_request("drop:day", spark=dropping.warehouse.session, **given)
+
+    orders, paid = done.tables
+    assert orders.plan and (orders.plan.rows, orders.plan.exact, orders.plan.parts) == (2, True, ["orders__items"])
+    assert [(each.source, each.name, each.type) for each in orders.plan.columns] == [
+        ("no", "no", "bigint"),
+        ("who.city", "who_city", "string"),
+        ("items: sku", "sku", "string"),
+    ]
+    assert (done.status, paid.status) == ("partial", "refused") and "such as 'soon'" in paid.error
+    assert not (dropping.here / "landing").exists() or not list((dropping.here / "landing").rglob("*.parquet"))
+    assert replicator.ingest_ls(config=dropping.config).jobs == []

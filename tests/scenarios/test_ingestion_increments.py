@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mariadb
 import psycopg
 import pytest
-from landings import Landing, rows_at
+from landings import Landing, impatient_landing, rows_at
 from mariadb import MariaDb
-from postgres import Postgres
-from purges import Warehouse
 
 import replicator
 from replicator.errors import UsageError
-from replicator.ingestion.landing import landing_steps
 from replicator.ingestion.landing.increments import Mark, OpenTransactions, match_of
-from replicator.ingestion.reading import source
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -28,17 +23,7 @@ pytestmark = pytest.mark.removals
 
 APPEND: dict[str, Any] = {"mode": "append", "watermark": "id"}
 
-
-@pytest.fixture
-def landing(
-    postgres: Postgres, warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Landing]:
-    """A landing that does not wait for running transactions."""
-    impatient = source.Patience(open=0)
-    monkeypatch.setattr(landing_steps, "opened", lambda *given: source.opened(*given, impatient))
-    made = Landing(postgres, warehouse, tmp_path)
-    yield made
-    made.source.close()
+landing = impatient_landing
 
 
 def facts(landing: Landing) -> dict[str, Any]:
@@ -430,3 +415,32 @@ def test_landed_values_that_another_type_would_change_are_refused(landing: Landi
     refused = landing.land("log", schema_policy="recreate", **APPEND)
     assert "column v (string), such as 'word', do not fit int" in refused.errors[0], refused
     assert landing.rows("log") == [(1, "word")]
+
+
+def test_a_dry_run_of_mariadb_finds_tables_types_and_what_is_wrong(
+    landing: Landing, mariadb_server: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = of_mariadb(landing, mariadb_server, monkeypatch)
+    mariadb_server.sql(
+        "CREATE TABLE log (id int unsigned AUTO_INCREMENT PRIMARY KEY, kind enum('a', 'b') NOT NULL)", db
+    )
+    mariadb_server.sql("INSERT INTO log (kind) SELECT 'a' FROM seq_1_to_3000; CREATE TABLE places (p point)", db)
+    given: dict[str, Any] = {"asset": landing.asset, "config": landing.config, "by": "paul", "dry_run": True}
+    given["spark"] = landing.warehouse.session
+
+    done = replicator.ingest_request(f"crm:{db}", **given)
+
+    log, places = done.tables
+    assert log.plan and (log.status, log.plan.rows, log.plan.readers, log.plan.split) == ("planned", 3000, 8, "id")
+    assert [(each.source_type, each.type) for each in log.plan.columns] == [
+        ("int(10) unsigned", "bigint"),
+        ("enum('a','b')", "string"),
+    ]
+    assert places.status == "refused" and "ST_AsText" in places.hint
+    (mark,) = replicator.ingest_request(f"crm:{db}.log", mode="append", watermark="kind", **given).tables
+    assert mark.status == "refused" and "the watermark kind" in mark.error
+    (wrong,) = replicator.ingest_request(f"crm:{db}.logs", **given).tables
+    assert wrong.status == "refused" and wrong.hint == "did you mean log?"
+    assert replicator.ingest_ls(config=landing.config).jobs == []
+    queued = replicator.ingest_request(f"crm:{db}", exclude=["p.*"], **{**given, "dry_run": False})
+    assert [each.table for each in queued.tables] == [f"crm:{db}.log"]

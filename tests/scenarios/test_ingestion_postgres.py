@@ -82,6 +82,16 @@ def test_a_controller_that_is_stopped_in_a_transaction_keeps_nobody_waiting(
         assert claimed and claimed.holder == "other"
 
 
+FORMER_FUNCTIONS = """CREATE FUNCTION replicator.request_ingestion(
+    asset text, schema_name text, table_name text, mode text DEFAULT 'overwrite', watermark text DEFAULT NULL,
+    key text[] DEFAULT '{}', split_column text DEFAULT NULL, readers integer DEFAULT NULL,
+    format text DEFAULT 'parquet', schema_policy text DEFAULT 'fail', note text DEFAULT ''
+) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'; CREATE FUNCTION replicator.request_ingestion(
+    asset text, schema_name text, table_name text, mode text, watermark text, key text[], split_column text,
+    readers integer, format text, schema_policy text, note text, late text, max_loss double precision DEFAULT NULL
+) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'"""
+
+
 def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +129,8 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(
         admin.execute("DROP SCHEMA replicator CASCADE")
         for _ in range(2):
             admin.execute(replicator.ingest_drop_zone().sql)
+        admin.execute("DROP FUNCTION replicator.request_ingestion; " + FORMER_FUNCTIONS)
+        admin.execute(replicator.ingest_drop_zone().sql)  # replaces the functions of earlier releases
         admin.execute("GRANT replicator_producer TO makers, peter; GRANT replicator_taker TO loader")
     with as_user("eve") as eve, pytest.raises(psycopg.errors.InsufficientPrivilege):
         eve.execute("SELECT replicator.request_ingestion('crm', 'public', 'orders')")
@@ -148,6 +160,20 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(
     request = replicator.ingest_show(2, config=config).detail.request
     assert (request.key, request.split.readers, request.format, request.requested_by) == (("a", "b"), 4, "orc", "paul")
     assert replicator.ingest_take(database="crm", config=config).requests == []
+    with as_user("paul") as paul:
+        late = "mode => 'append', watermark => 'at', key => '{a}', late => '10m'"
+        more = """more => '{"columns": ["a", "b"], "where": "a > 1", "masks": {"b": "null"}, "unique": ["a"]}'"""
+        wrong = ("""more => '{"requested_by": "olga"}'""", "more => '[1]'", """more => '{"colums": []}'""")
+        wrong += ("""more => '{"readers": 1e5000}'""",)  # which Python's parser of JSON refuses to convert
+        for given in (late, "max_loss => 0.75", more, *wrong):
+            paul.execute(f"SELECT replicator.request_ingestion('crm', 'public', 'x', {given})")  # type: ignore[call-overload]
+    taken = replicator.ingest_take(database="crm", config=config).requests
+    told = ["field 'requested_by' is not permitted", "unknown field 'more'", "unknown field 'colums'", "cannot be read"]
+    assert [text in (one.error or "") for one, text in zip(taken[3:], told, strict=True)] == [True] * 4, taken
+    asked = [replicator.ingest_show(one.job, config=config).detail.request for one in taken[:3]]
+    assert [(one.late, one.max_loss) for one in asked] == [("10m", None), (None, 0.75), (None, None)]
+    chosen = asked[-1]
+    assert (chosen.columns, chosen.where, chosen.masks, chosen.unique) == (("a", "b"), "a > 1", {"b": "null"}, ("a",))
 
     with as_user("postgres") as admin:  # its answer was lost: its key leads to the same job
         admin.execute("UPDATE replicator.request SET state = 'new', job = NULL WHERE id = 3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,6 +22,7 @@ from replicator.core.runtime import Runtime
 from replicator.ingestion.controller import Controller, Worked
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing import landing_steps as steps
+from replicator.ingestion.reading import source
 from replicator.ingestion.reading.source_errors import driver_jars, give_drivers
 from replicator.metastore.java import find_java
 from replicator.metastore.thrift import connect
@@ -137,6 +138,18 @@ class Landing:
         place = self.warehouse.metastore.table(f"{self.asset}_public", table).location
         assert place
         return place
+
+
+@pytest.fixture
+def impatient_landing(
+    postgres: Postgres, warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Landing]:
+    """A landing that does not wait for running transactions."""
+    impatient = source.Patience(open=0)
+    monkeypatch.setattr(steps, "opened", lambda *given: source.opened(*given, impatient))
+    made = Landing(postgres, warehouse, tmp_path)
+    yield made
+    made.source.close()
 
 
 def rows_at(place: str, names: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from replicator.commands.ingest import Watched, messages_of
+from cmroot.root import create_or_open
+from replicator.commands.landing_tables import Watched, messages_of
 from replicator.core.engine import LocalEngine
-from replicator.core.model import Column, Partition, Table
+from replicator.core.model import Column, Partition, Table, partition_name
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.foreign_writes import ForeignWrite, foreign_writes, published_of
 from replicator.ingestion.landing.publishing import Landed, publish
-from replicator.lifecycle.purge.swapping import Figures, purged
+from replicator.lifecycle.purge.backups import purged_sizes
+from replicator.lifecycle.purge.state import Unit, new_run
+from replicator.lifecycle.purge.swapping import PURGED, Figures, purged
 from replicator.lifecycle.purge.table_files import Part, new_location
 
 ASSET = Asset(name="crm", owner="olga", sources=("crm",))
@@ -96,13 +100,15 @@ class World:
         given = {**thing.parameters, **parameters}
         self.put(msgspec.structs.replace(thing, parameters={key: each for key, each in given.items() if each}))
 
-    def found(self) -> list[ForeignWrite]:
+    def found(self, root: str | None = None) -> list[ForeignWrite]:
+        """root: of purges."""
         jobs = [(1, 9e9, self.facts)]
         tables = list(published_of(self.job, self.facts))
-        return list(foreign_writes(self.metastore, Engines(), tables, lambda *_: jobs))  # type: ignore[arg-type]
+        purges = None if root is None else partial(purged_sizes, root)
+        return list(foreign_writes(self.metastore, Engines(), tables, lambda *_: jobs, purges))  # type: ignore[arg-type]
 
-    def watched(self) -> tuple[str, ...]:
-        return tuple(what for each in self.found() for what in each.what)
+    def watched(self, root: str | None = None) -> tuple[str, ...]:
+        return tuple(what for each in self.found(root) for what in each.what)
 
 
 @pytest.fixture(params=["overwrite", "append"])
@@ -121,6 +127,27 @@ def test_an_insert_is_seen_also_after_a_purge(world: World) -> None:
     world.set(world.thing, numFiles="2", totalSize="11")
     (what,) = world.watched()
     assert "has 2 files of 11 bytes, but 1 of 4 were published" in what
+
+
+def test_the_mark_of_a_purge_counts_as_far_as_the_purge_has_recorded_it(world: World, tmp_path: Path) -> None:
+    """Any writer can set the property."""
+    root = create_or_open(str(tmp_path / "root")).place
+    (world.place / "000000_0").write_bytes(b"foreign")
+    world.set(world.thing, **{WRITTEN: f"2 files, 12 bytes{PURGED}"})
+    assert world.watched() == () and world.watched(root) != ()
+
+    directory, run = new_run(root, {"ids": "a.b:c", "metastore": "m"}, lambda: 1.0)
+    directory.write_run(run)
+    name = "" if world.thing is world.metastore.made else partition_name(world.metastore.made.partition_keys, ("1",))
+    unit = Unit(table="crm_public.t", partition=name, state="VERIFIED", time=1.0, files=2, bytes_after=12)
+    directory.write_units([unit])
+    assert world.watched(root) == ()
+    directory.write_units([unit.at("DONE", lambda: 2.0, backup="kept")])
+    assert world.watched(root) == ()
+    (world.place / "000000_1").write_bytes(b"foreign")
+    world.set(world.thing, **{WRITTEN: f"3 files, 19 bytes{PURGED}"})
+    (what,) = world.watched(root)
+    assert "has 3 files of 19 bytes, but 2 of 12 were published" in what
 
 
 def test_a_message_has_the_key_of_what_differs_not_of_its_words(world: World) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -101,6 +102,29 @@ def test_a_job_that_may_be_published_is_not_replaced_by_the_one_that_follows_it(
     assert store.kept(job) is None, "whether its copies were published is not known"
     work(store, again)
     assert store.kept(job) == {"/l/v-1-1"} and store.job(job).state == "done"
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["asked later", "asked before"])
+def test_a_job_that_may_have_dropped_its_table_ends_before_another_one_begins(
+    store: IngestionStore, clock: Clock, follows: bool
+) -> None:
+    """The other one would land only what the source still has."""
+    asked = msgspec.structs.replace(request(), mode="append", watermark="id", schema_policy="recreate")
+    job = store.submit(asked).job
+    one = claimed(store)
+    for step in STEPS[: STEPS.index("publish")]:
+        store.step_done(one, step, {})
+    if follows:
+        store.submit(asked)
+    for _ in range(3):
+        store.fail(one, Failure("component", "the metastore is down"))
+        assert store.expire(timedelta(0), 1) == []
+        assert claim(store) is None, "it waits like any job that failed"
+        following = store.submit(asked)
+        one = claimed(store)
+        assert (one.job, one.step, claim(store)) == (job, "publish", None)
+    work(store, one)
+    assert store.job(job).state == "done" and claimed(store).job == following.job
 
 
 def test_the_kind_of_a_failure_says_when_a_job_is_tried_again(store: IngestionStore, clock: Clock) -> None:
@@ -383,6 +407,36 @@ def test_only_a_job_that_has_begun_to_publish_may_have_published(store: Ingestio
     assert store.job(one.job).state == "superseded" and may(), "nobody knows whether it was published"
     work(store, last := claimed(store))
     assert may() and not store.may_have_published("crm_public.orders", last.job)
+
+
+def test_a_mark_is_set_only_while_no_job_changes_its_table(store: IngestionStore, clock: Clock) -> None:
+    """In the metastore first, and not at all if that fails."""
+    store.submit(request())
+    work(store, first := claimed(store))
+    calls = list[str | None]()
+
+    def write() -> None:
+        calls.append(store.last_facts(request()).get("watermark"))
+
+    def away() -> None:
+        raise ConnectionError("away")
+
+    store.set_mark(first.job, {"watermark": "one"}, "paul", "corrected", write)
+    with pytest.raises(ConnectionError):
+        store.set_mark(first.job, {"watermark": "two"}, "paul", "corrected", away)
+    assert (calls, store.last_facts(request())["watermark"]) == ([None], "one")
+    store.submit(request())
+    store.set_mark(first.job, {"watermark": "two"}, "paul", "corrected", write)
+    one = claimed(store)
+    for step in ("", *STEPS[: STEPS.index("publish")]):
+        if step:
+            store.step_done(one, step, {})
+        with pytest.raises(Refused, match=f"job {one.job} is landing"):
+            store.set_mark(first.job, {"watermark": "three"}, "paul", "corrected", write)
+    store.fail(one, Failure("component", "the metastore is down"))
+    with pytest.raises(Refused, match="or may have published it"):
+        store.set_mark(first.job, {"watermark": "three"}, "paul", "corrected", write)
+    assert (calls, store.last_facts(request())["watermark"]) == ([None, "one"], "two")
 
 
 def test_a_store_of_an_earlier_release_keeps_its_jobs(tmp_path: Path, clock: Clock) -> None:

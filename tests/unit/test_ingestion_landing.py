@@ -14,6 +14,7 @@ from replicator.core.model import Column, Partition, Table
 from replicator.core.source_config import IngestionConfig, SourceConfig
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Claimed, Request
+from replicator.ingestion.landing.erased import Erased, refuse_empty_list
 from replicator.ingestion.landing.file_steps import publish_days
 from replicator.ingestion.landing.landing_log import Work
 from replicator.ingestion.landing.landing_schema import (
@@ -25,7 +26,7 @@ from replicator.ingestion.landing.landing_schema import (
     seal_of,
     watermark_text,
 )
-from replicator.ingestion.landing.landing_steps import Erased, describe, refuse_empty_list
+from replicator.ingestion.landing.landing_steps import describe
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
 from replicator.ingestion.reading.source_table import ForeignKey, SourceTable
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED_PERIOD

@@ -90,6 +90,8 @@ def test_a_request_that_cannot_be_is_refused_at_once(
         ({"classification": "personal"}, "would restore erased data subjects"),
         ({"classification": "personal", "erasure_column": "id"}, "column without ids"),
         ({"erasure_ids": "ids", "erasure_column": "id"}, "is not a column of ids"),
+        ({"erasure_match": "trim"}, "match rules without ids"),
+        ({"erasure_ids": "g.t:id", "erasure_column": "id", "erasure_match": ["exact", "trim"]}, "combines exact"),
         ({"retention": "long"}, "is not a duration"),
         ({"classification": "secret"}, "'secret' is not one of"),
     ],
@@ -405,17 +407,23 @@ def test_a_drop_zones_directory_and_description_are_looked_at_at_once(tmp_path: 
 
 
 def test_an_asset_has_what_its_class_gives_unless_it_says_so_itself(tmp_path: Path) -> None:
-    personal = {"retention": "30d", "erasure_ids": "gdpr.gone:id", "erasure_column": "person"}
+    personal = {"retention": "30d", "erasure_ids": "gdpr.gone:id", "erasure_column": "person", "erasure_match": ["nfc"]}
     tables = {"store": f"sqlite:///{tmp_path}/i.sqlite", "classes": {"personal": personal}}
     config = parse_config({"ingestion": {**tables, "landing": str(tmp_path / "landing")}}, "test")
     given: dict[str, Any] = {"owner": "olga", "classification": "personal", "by": "olga", "config": config}
     made = replicator.asset_create("hr", erasure_column="member", consumers="readers", **given)
     one = made.asset
     assert (one.retention, one.erasure_ids, one.erasure_column) == ("30d", "gdpr.gone:id", "member")
-    by = {"retention": "class personal", "erasure_ids": "class personal", "erasure_column": "asset"}
+    by = dict.fromkeys(("retention", "erasure_ids", "erasure_match"), "class personal") | {"erasure_column": "asset"}
     assert made.given_by == by == replicator.asset_show("hr", config=config).given_by
     exempt = replicator.asset_create("old", exemption="nobody lives", **given)
-    assert exempt.asset.erasure_ids is None and exempt.given_by == {"retention": "class personal"}
+    plain = replicator.asset_create("plain", erasure_column="id", erasure_match="exact", **given)
+    assert plain.asset.erasure_match == ("exact",), "none of its class"
+    assert (
+        exempt.asset.erasure_ids is None
+        and exempt.asset.erasure_match is None
+        and exempt.given_by == {"retention": "class personal"}
+    )
     assert replicator.asset_create("hr", erasure_column="member", consumers="readers", **given).status == "unchanged"
 
     first = replicator.asset_approve("hr", by="anna", config=config)
@@ -503,3 +511,61 @@ def test_the_store_is_in_the_directory_of_the_configuration(tmp_path: Path, monk
     with pytest.raises(ConfigError) as moved:
         replicator.ingest_request("crm:public.t", asset="crm", config=config)
     assert str(tmp_path / "service.sqlite") in str(moved.value.hint)
+
+
+def test_a_question_creates_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    config = home / "replicator.toml"
+    config.write_text('[ingestion.sources.crm]\nurl = "jdbc:postgresql://crm:5432/crm"\n')
+    monkeypatch.chdir(tmp_path)
+    assert replicator.asset_ls(config=config).assets == []
+    assert replicator.ingest_ls(config=config, asset="crm").jobs == []
+    stats = replicator.ingest_stats(config=config)
+    assert (stats.queue.states["queued"], stats.queue.assets, stats.landed.published) == (0, (), 0)
+    assert [each.name for each in tmp_path.rglob("*")] == ["home", "replicator.toml"]
+    empty = home / "service.sqlite"
+    empty.touch()
+    assert replicator.asset_ls(config=config).assets == [] and not empty.stat().st_size, "nor its tables"
+    empty.unlink()
+    elsewhere = parse_config({"ingestion": {"store": f"sqlite:///{tmp_path}/unmounted/i.sqlite"}}, "test")
+    with pytest.raises(ConfigError, match="does not exist"):
+        replicator.asset_ls(config=elsewhere)
+    (tmp_path / "service.sqlite").touch()
+    for question in (replicator.asset_ls, replicator.ingest_ls, replicator.ingest_stats):
+        with pytest.raises(ConfigError, match="does not exist") as moved:
+            question(config=config)
+        assert "earlier versions used" in moved.value.hint
+
+
+def test_one_user_tries_ingestion_alone_and_everything_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = '[ingestion.sources.crm]\nurl = "jdbc:postgresql://127.0.0.1:1/crm"\n'
+    Path("replicator.toml").write_text(f"[ingestion]\nsingle_user = true\n{source}")
+
+    def said(line: str, code: int = 0) -> str:
+        assert run(line.split()) == code
+        captured = capsys.readouterr()
+        return captured.out if code == 0 else captured.err
+
+    asked = "ingest request crm:public.orders --asset crm"
+    created = said("asset create crm --source crm")
+    assert f"owner           {this_user().user}" in created, "its maker"
+    assert "run `replicator asset approve crm`" in said(asked, 6)
+    lines = [said("asset approve crm"), said(asked)]
+    lines += map(said, ("asset ls", "asset show crm", "ingest ls", "ingest show 1", "ingest stats", "ingest cancel 1"))
+    Path("requests").mkdir()
+    lines.append(said("ingest take --directory requests"))
+    for each in (created, *lines):
+        assert each.startswith("single-user mode, for trying only"), each
+    assert json.loads(said("asset ls --json"))["single_user"] is True
+
+    Path("replicator.toml").write_text(source)
+    assert "was approved in single-user mode" in said(asked, 6)
+    assert "not approved yet" in said("asset show crm")
+    assert json.loads(said("asset ls --json"))["assets"][0]["approved_by"] == ""
+    assert "set [ingestion] single_user = true" in said("asset approve crm", 6)
+    replicator.asset_approve("crm", by="anna")
+    assert "single-user" not in said(asked) and json.loads(said("asset ls --json"))["single_user"] is False

@@ -22,6 +22,7 @@ from replicator.ingestion.drop_directory import (
     DAY,
     Listing,
     SourceChanged,
+    avro_jar,
     directory_of,
     listing_of,
     rows_of,
@@ -33,7 +34,6 @@ from replicator.ingestion.file_description import (
     ROW,
     Description,
     Part,
-    avro_jar,
     frames_of,
     keys_of,
     parts_of,
@@ -48,7 +48,9 @@ from replicator.ingestion.landing.landing_schema import (
     SINCE,
     RowsRefused,
     SchemaRefused,
+    common_types,
     landing_table,
+    lossy,
     marked,
     schema_hash,
     written_text,
@@ -107,8 +109,14 @@ def _refuse_other_keys(table: Table) -> None:
 
 
 def _settle_table(metastore: Metastore, asset: Asset, request: Request, landed: Landed) -> bool:
-    """Creates or updates the table. Returns True if it was created or its columns changed."""
+    """Creates, updates or replaces the table. Returns True if it was created or its columns changed."""
     table = landing_of(metastore, asset, request)
+    if table is not None and landed.whole and table.parameters.get(SINCE) != str(landed.job):
+        some = metastore.all_partitions(table.db, table.name)
+        if late := [part.values[0] for parts in some for part in parts if marked(part.parameters) > landed.mark]:
+            raise Overtaken(f"{table.db}.{table.name}: day {late[0]} was published later", hint="nothing is lost")
+        metastore.drop_table(table.db, table.name)  # not its rows; a claim that dies here creates the table, as below
+        table = None
     if table is None:
         made = landing_table(asset, request, landed.columns, landed.home, DAY_KEY)
         said = schema_hash(landed.columns, request.format, True)
@@ -126,7 +134,7 @@ def _settle_partitions(metastore: Metastore, request: Request, landed: Landed, d
     assert table.storage is not None
     some = metastore.partitions(db, name, [f"{DAY_KEY.name}={day}" for day in days])
     there = {part.values[0]: marked(part.parameters) for parts in some for part in parts}
-    mine = (landed.job, landed.fence)
+    mine = landed.mark
     if late := [day for day, by in there.items() if by > mine]:
         raise Overtaken(
             f"{db}.{name}: day {late[0]} was already published by job {there[late[0]][0]}", hint="nothing is lost"
@@ -155,6 +163,9 @@ def _settle_partitions(metastore: Metastore, request: Request, landed: Landed, d
 
 
 _OWN = (ROW, PARENT, POSITION)
+
+INFERRED = ("json", "xml")
+"""Formats whose types are inferred if the description has no columns."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +214,27 @@ def _opened(work: Work) -> _Drop:
     return _Drop(now, directory, description, listing, landed)
 
 
+def planned_files(work: Work) -> tuple[list[Part], int]:
+    """Returns the tables into which the rows of the files would be flattened, and the number of these rows. Reads all
+    files, and writes nothing. Raises as `copy_files`."""
+    drop = _opened(work)
+    if not drop.listing.names:
+        raise RowsRefused(f"{drop.directory}: no further day is closed", hint="a closed day lands once")
+    try:
+        rows = rows_of(work.session, drop.directory, drop.paths, drop.description, _avro(work, drop.description))
+        parts = _parts_of(work, drop, rows)
+        if len(parts) == 1:  # those of lists need a number for each row
+            parts = _as_landed(work, drop, rows, parts)
+        engine = work.engines.for_work(len(drop.listing.names), drop.listing.bytes)
+        counted = file_figures(engine, drop.directory, drop.listing.names, drop.description, parts)
+        keys = [Column(name, kind) for name, kind in keys_of(parts[0], _is_nested(work, parts))]
+        day = [Column(DAY, "date")] if drop.is_by_day and work.request.mode != "append" else []
+        _ = columns_for(work, [*keys, *(Column(each.name, each.type) for each in parts[0].columns), *day])
+        return parts, counted[""].rows
+    except Exception as error:
+        raise source_error(error, work.request.source, of_files=True) from None
+
+
 def copy_files(work: Work) -> Facts:
     """Copies the rows of the files. Raises SourceChanged if files were added, removed or changed during the copy,
     RowsRefused and TypeRefused for files that cannot be landed."""
@@ -241,20 +273,18 @@ def _copied(work: Work, drop: _Drop) -> Facts:
             f"{drop.directory} had {len(drop.listing.names):,} files when listed, {seen:,} when read",
             hint="it is retried",
         )
-    also = (DAY,) if drop.is_by_day else ()
-    parts = parts_of(rows.drop(*also).schema.jsonValue())
-    nested = len(parts) > 1
-    _refuse_names(parts, nested, also)
-    if nested and work.request.mode == "merge":
-        raise RowsRefused(f"{drop.directory}: nested rows cannot be merged", hint="request mode overwrite")
-    listing = drop.listing
-    engine = work.engines.for_work(len(listing.names), listing.bytes)
-    figures = file_figures(engine, drop.directory, listing.names, drop.description, parts)
+    parts = _parts_of(work, drop, rows)
+    nested = _is_nested(work, parts)
+    also = (*((DAY,) if drop.is_by_day else ()), *((ROW,) if nested and len(parts) == 1 else ()))
     if nested:  # written once, so that a row has the same id in all tables
         ids = quoted_text(f"{work.claimed.job}-{work.claimed.fence}-")
         numbered = rows.selectExpr(f"concat({ids}, monotonically_increasing_id()) AS {ROW}", "*")
         numbered.write.format("parquet").save(hadoop_place(work.directory("st")))
         rows = work.session.read.format("parquet").load(hadoop_place(work.directory("st")))
+    parts = _as_landed(work, drop, rows, parts)
+    listing = drop.listing
+    engine = work.engines.for_work(len(listing.names), listing.bytes)
+    figures = file_figures(engine, drop.directory, listing.names, drop.description, parts)
     frames = frames_of(rows, parts, also)
     found = {
         part.name: _written_part(work, drop, part, nested, frames[part.name], figures.get(part.name)) for part in parts
@@ -262,6 +292,57 @@ def _copied(work: Work, drop: _Drop) -> Facts:
     own = found.pop("")
     below = {part.name: {**found[part.name], "parent": part.parent} for part in parts[1:]} | _empty(work, drop, found)
     return {**own, **({"parts": below} if below else {})}
+
+
+def _as_landed(work: Work, drop: _Drop, rows: Any, parts: list[Part]) -> list[Part]:
+    """Returns parts whose types are inferred with types that their landing tables may have."""
+    if drop.description.format not in INFERRED or drop.description.columns:
+        return parts
+    frames = frames_of(rows, parts, (DAY,) if drop.is_by_day else ())
+    return [_fitted(work.part(part.name) if part.name else work, part, frames[part.name]) for part in parts]
+
+
+def _fitted(work: Work, part: Part, frame: Any) -> Part:
+    """Returns a part with the types of its landing table for columns whose values all fit them: a day with whole prices
+    only does not change the table. Other columns have the least type for the values of both, if the request may
+    recreate the table."""
+    recreates = work.request.schema_policy == "recreate"
+    if recreates and work.request.mode == "overwrite":
+        return part
+    table = landing_of(work.metastore, work.asset, work.request)
+    there = {each.name: each.type for each in table.storage.columns} if table and table.storage else {}
+    differ = [each for each in part.columns if there.get(each.name.lower(), each.type) != each.type]
+    if not differ:
+        return part
+    types = {each: common_types(each.type, there[each.name.lower()], widen=recreates) for each in differ}
+    asked = [
+        f"count_if({lossy(quoted_name(each.name.lower()), each.type, type_)})"
+        for each in differ
+        for type_ in types[each]
+    ]
+    counts = iter(frame.selectExpr("count(*)", *asked).first()[1:])
+    fitting = {each: [type_ for type_ in types[each] if not next(counts)] for each in differ}
+    columns = (replace(each, type=next(iter(fitting.get(each, ())), each.type)) for each in part.columns)
+    return replace(part, columns=tuple(columns))
+
+
+def _parts_of(work: Work, drop: _Drop, rows: Any) -> list[Part]:
+    """Returns the tables into which rows are flattened. Raises TypeRefused and RowsRefused."""
+    also = (DAY,) if drop.is_by_day else ()
+    parts = parts_of(rows.drop(*also).schema.jsonValue())
+    _refuse_names(parts, _is_nested(work, parts), also)
+    if len(parts) > 1 and work.request.mode == "merge":
+        raise RowsRefused(f"{drop.directory}: nested rows cannot be merged", hint="request mode overwrite")
+    return parts
+
+
+def _is_nested(work: Work, parts: Sequence[Part]) -> bool:
+    """Returns True if rows have ids: because of their lists, or of lists that landed before. Rows without any list do
+    not change the table."""
+    if len(parts) > 1 or work.request.mode == "merge" or not work.remembered.get("parts"):
+        return len(parts) > 1
+    table = landing_of(work.metastore, work.asset, work.request)
+    return bool(table and table.storage and ROW in {each.name for each in table.storage.columns})
 
 
 def _empty(work: Work, drop: _Drop, found: Collection[str]) -> Facts:
@@ -285,6 +366,7 @@ def _written_part(work: Work, drop: _Drop, part: Part, nested: bool, frame: Any,
     mine = work.part(part.name) if part.name else work
     columns = [Column(name, kind) for name, kind in keys_of(part, nested)]
     columns += [Column(each.name, each.type) for each in part.columns]
+    columns += _optional(mine, drop.description, {each.name.lower() for each in columns})
     appends = work.request.mode == "append"
     if drop.is_by_day and not appends:
         columns.append(Column(DAY, "date"))
@@ -303,6 +385,16 @@ def _written_part(work: Work, drop: _Drop, part: Part, nested: bool, frame: Any,
         facts,
     )
     return facts
+
+
+def _optional(work: Work, description: Description, there: Collection[str]) -> list[Column]:
+    """Returns landed columns that the rows of these days lack, as far as columns are inferred: no row has the field,
+    and the table is not recreated without it. there: names of columns that the rows have."""
+    appends = work.request.mode == "append" and work.request.schema_policy == "recreate" and not work.request.rebuild
+    if not appends or description.format not in INFERRED or description.columns:
+        return []
+    table = landing_of(work.metastore, work.asset, work.request)
+    return [each for each in table.storage.columns if each.name not in there] if table and table.storage else []
 
 
 def _columns_of_part(work: Work, columns: Sequence[Column]) -> list[list[str]]:

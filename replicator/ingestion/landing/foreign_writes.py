@@ -18,7 +18,7 @@ import msgspec
 
 from cmroot.store.place import Place, is_local, join, located, name_of
 from replicator.core.engine import AutoEngine
-from replicator.core.model import Partition, Table
+from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.landing.file_steps import DAY_KEY
 from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
@@ -37,6 +37,10 @@ EVENTS = 20_000
 JobsOf = Callable[[str, int], Iterable[tuple[int, float, Mapping[str, Any]]]]
 """(DATABASE.TABLE, a job) -> the published jobs of the table, from that one on, oldest first: each with the time of its
 end or begin, and its facts."""
+
+
+Purges = Callable[[str], Mapping[str, tuple[int, int]]]
+"""DATABASE.TABLE -> by name of a partition or "", files and bytes after its last purge, as the purge has recorded."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True):
@@ -143,27 +147,32 @@ def partitions_of(table: PublishedTable, jobs: Iterable[tuple[int, float, Mappin
 
 
 def foreign_writes(
-    metastore: Metastore, engines: AutoEngine, tables: Iterable[PublishedTable], jobs: JobsOf
+    metastore: Metastore,
+    engines: AutoEngine,
+    tables: Iterable[PublishedTable],
+    jobs: JobsOf,
+    purges: Purges | None = None,
 ) -> Iterator[ForeignWrite]:
-    """Yields the tables that other writers have changed. tables: grouped by database. jobs: see `JobsOf`."""
+    """Yields the tables that other writers have changed. tables: grouped by database. jobs: see `JobsOf`. purges: None
+    if their records are not known; then the property of a table, which any writer can set, tells that it was purged."""
     some: list[PublishedTable] = []
     for each in tables:
         if some and (each.db != some[0].db or len(some) >= 500):
-            yield from _of_database(metastore, engines, some, jobs)
+            yield from _of_database(metastore, engines, some, jobs, purges)
             some = []
         some.append(each)
     if some:
-        yield from _of_database(metastore, engines, some, jobs)
+        yield from _of_database(metastore, engines, some, jobs, purges)
 
 
 def _of_database(
-    metastore: Metastore, engines: AutoEngine, tables: Sequence[PublishedTable], jobs: JobsOf
+    metastore: Metastore, engines: AutoEngine, tables: Sequence[PublishedTable], jobs: JobsOf, purges: Purges | None
 ) -> Iterator[ForeignWrite]:
     try:
         there = {table.name: table for table in metastore.tables(tables[0].db, [each.name for each in tables])}
     except ObjectNotFound:  # the entire database
         there = {}
-    looks = [_look(metastore, each, there.get(each.name), jobs) for each in tables]
+    looks = [_look(metastore, each, there.get(each.name), jobs, purges) for each in tables]
     tasks = [task for look in looks for task in look.places]
     engine = engines.for_work(len(tasks), 0)
     found: dict[str, list[tuple[Difference, tuple[str, ...]]]] = {}
@@ -186,7 +195,7 @@ def _of_database(
             )
 
 
-def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: JobsOf) -> _Look:
+def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: JobsOf, purges: Purges | None) -> _Look:
     if table is None or table.storage is None:
         return _Look(of, [Difference("the table no longer exists", "gone")], [], [])
     what: list[Difference] = []
@@ -217,14 +226,17 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
         for part in parts:
             if part in strange:
                 continue
-            told, task = _place(part, wanted.get(part.values[0], PlaceTask(about, "", -1, -1, of.at)), SINCE in given)
+            name = partition_name(table.partition_keys, part.values)
+            published = wanted.get(part.values[0], PlaceTask(about, "", -1, -1, of.at))
+            told, task = _place(part, published, SINCE in given, _recorded(purges, about, name))
             if told is None:
                 places.append(task)
             else:
                 of_part = part.values[0]
                 what.append(Difference(f"partition {of_part}: {told.text}", f"{told.fact} of {of_part}"))
         return _Look(of, what[: 2 * FEW], modified if what else [], places)
-    told, task = _place(table, PlaceTask(about, of.location, of.files, of.bytes, of.at), False)
+    published = PlaceTask(about, of.location, of.files, of.bytes, of.at)
+    told, task = _place(table, published, False, _recorded(purges, about, ""))
     if told is not None:
         return _Look(of, [*what, told], modified, [])
     if (job := marked(table.parameters)[0]) != of.job:
@@ -241,10 +253,20 @@ def _is_published(location: str, published: str) -> bool:
     )
 
 
-def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[Difference | None, PlaceTask]:
+Recorded = Callable[[], tuple[int, int] | None]
+"""Returns the files and bytes that the last purge of a location has recorded; None if there was none."""
+
+
+def _recorded(purges: Purges | None, table: str, partition: str) -> Recorded | None:
+    return None if purges is None else lambda: purges(table).get(partition)
+
+
+def _place(
+    of: Table | Partition, published: PlaceTask, says: bool, recorded: Recorded | None
+) -> tuple[Difference | None, PlaceTask]:
     """Returns how a location differs from the published one, if it does, and its expected content: as in the store,
-    which a writer cannot change; otherwise, also after a purge, as in the properties. says: True if these are
-    required."""
+    which a writer cannot change; after a purge, as the purge has recorded; otherwise as in the properties. says: True
+    if these are required."""
     location = of.location or ""
     if published.location and not _is_published(location, published.location):
         text = f"its rows are located in {location}, not in {published.location}"
@@ -252,6 +274,11 @@ def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[Dif
     moved = name_of(Place(location or "/").parent.text).startswith(SIBLING)
     purged = moved or of.parameters.get(WRITTEN, "").endswith(PURGED)
     sizes = written_sizes(of.parameters, moved)
+    if purged and not moved and recorded is not None:  # read after the properties
+        sizes = recorded()
+        purged = sizes is not None
+        if not purged and published.files < 0:
+            return Difference("its properties name a purge, of which there is no record", "unrecorded purge"), published
     if not purged and published.files >= 0:
         sizes = published.files, published.bytes
     if sizes is None and says and not purged:

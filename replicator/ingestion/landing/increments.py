@@ -53,7 +53,7 @@ class Bounds(Value, frozen=True, omit_defaults=True):
     for none. start: an overlap begins after this value; None: with all rows. since: the job that observed it. end: rows
     up to this value are complete; None: none are known to be. held_by: transactions that hold back later rows.
     held_back: visible rows that wait for them. marks: for the next job. final: up to this mark rows were complete when
-    this job read, by `late`."""
+    this job read, by `late`. floor: a watermark set by a user: an overlap has no rows up to it."""
 
     column: str
     by: str
@@ -65,6 +65,7 @@ class Bounds(Value, frozen=True, omit_defaults=True):
     held_back: int = 0
     marks: tuple[Mark, ...] = ()
     final: Mark | None = None
+    floor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def _hidden(database: SourceDatabase, table: SourceTable, column: SourceColumn) 
     """Returns why running transactions cannot be known, or ""."""
     if table.is_foreign:
         return "it is a foreign table: transactions of its own server are not visible"
+    if database.source.kind == "jdbc":
+        return "a database of its kind does not show its transactions"
     try:
         if database.source.kind != "postgresql" and database.control.rows(_INNODB_REPLICA)[0][0] != "0":
             return "the source is a replica: transactions of its primary are not visible"
@@ -197,10 +200,7 @@ def _overlap(
     if not late:
         return msgspec.structs.replace(made, by="declared")
     if request.mode == "append" and not key_of(request, table):
-        raise RowsRefused(
-            f"{table.schema}.{table.name} has no primary key: rows that are read again cannot be recognized",
-            hint="name columns that identify a row as the key, or request without late",
-        )
+        raise _no_key(table, "late")
     until, now = database.greatest(table, request.watermark), time.time()
     marks = former.marks if until is None else (*former.marks, Mark(until, now, job))
     old = [each for each in marks if each.at + late <= now]
@@ -214,6 +214,24 @@ def _overlap(
         since=began.job if began else 0,
         marks=(*old[-1:], *young[::apart]),
         final=old[-1] if old else began,
+        floor=former.floor,
+    )
+
+
+def with_mark(late: Mapping[str, Any], value: str | None, job: int) -> dict[str, Any]:
+    """Returns the bounds of a job, in JSON, after its watermark was set to a value, or removed: an overlap begins
+    there."""
+    if late.get("by") != "overlap":
+        return dict(late)
+    former = msgspec.convert(late, Bounds)
+    final = former.final if value is None else Mark(value, time.time(), job)
+    return dict(msgspec.to_builtins(msgspec.structs.replace(former, floor=value, final=final)))
+
+
+def _no_key(table: SourceTable, why: str) -> RowsRefused:
+    return RowsRefused(
+        f"{table.schema}.{table.name} has no primary key: rows that are read again cannot be recognized",
+        hint=f"name columns that identify a row as the key, or request without {why}",
     )
 
 
@@ -274,7 +292,13 @@ def window(
             hint="correct the row at the source, land a view without such rows, or choose another watermark",
         )
     if bounded.by == "overlap" and low is not None:
-        new = [database.after(table, name, bounded.start, same=same)] if bounded.start is not None else []
+        starts = (each for each in (bounded.start, bounded.floor) if each is not None)
+        new = [database.after(table, name, each, same=same) for each in dict.fromkeys(starts)]
+        high = high if high is not None else low
+    if request.backfill is not None and request.mode == "append" and not key_of(request, table):
+        raise _no_key(table, "backfill")
+    if request.backfill is not None and low is not None:
+        new = [database.after(table, name, request.backfill, same=True)]
         high = high if high is not None else low
     if high is None:
         return _all(new), None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,16 +17,17 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.store.place import Place, join, name_of
+from cmroot.store.hdfs import BY_RPC, SCHEMES
+from cmroot.store.place import Place, give_rights, inherit, join, name_of
+from cmroot.store.spelling import scheme
 from replicator.core.engine import AutoEngine
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.core.source_config import IngestionConfig, SourceConfig
 from replicator.core.text import SETTINGS, quoted_name
 from replicator.errors import Error, ObjectExists, ObjectNotFound, UsageError
-from replicator.ingestion.ingestion_request import Asset, Claimed, Format, PartRequest, Request
+from replicator.ingestion.ingestion_request import Asset, Claimed, Format, PartRequest, Request, places_of
 from replicator.ingestion.landing.landing_schema import PREFIX, RowsRefused, landed_columns, marked, stored_as
-from replicator.ingestion.landing.publishing import columns_of, landing_of
-from replicator.ingestion.schema import places_of
+from replicator.ingestion.landing.publishing import Landed, columns_of, landing_of
 from replicator.lifecycle.purge.ids import hadoop_place
 from replicator.metastore.client import Metastore
 
@@ -72,10 +73,14 @@ class Work:
     @property
     def settles(self) -> bool:
         """True if rows are transformed between copy and publication."""
-        joins = self.request.late is not None or self.request.schema_policy == "recreate"
+        joins = (
+            self.request.late is not None
+            or self.request.backfill is not None
+            or (self.request.schema_policy == "recreate" and not self.request.rebuild)
+        )
         return (
             self.request.mode == "merge"
-            or (self.request.mode == "append" and joins and not self.source.path)
+            or (self.request.mode == "append" and joins)
             or bool(self.asset.erasure_ids and self.asset.erasure_column)
         )
 
@@ -111,13 +116,69 @@ def sizes_of(directory: str) -> dict[str, int]:
     return {"files": files, "bytes": bytes_}
 
 
+class RightsTask(msgspec.Struct, frozen=True):
+    """A new directory, and the one that it replaces. first: it replaces none, and `old` is its table's."""
+
+    old: str
+    new: str
+    first: bool = False
+
+
+def run_rights_task(task: RightsTask) -> str:
+    """Gives a new directory the rights of the one that it replaces, and its files those of a file there; a partition's
+    first one group and mode of its table's. Returns a text about what it lacks. May run twice."""
+    old, new = Place(task.old), Place(task.new)
+    if not all(each.local or scheme(each.text) in SCHEMES for each in (old, new)) or not old.exists():
+        return ""
+    if task.first:
+        return _lacking(task, inherit(task.new, task.old))
+    model = next((each.path for each in old.children() if not each.is_directory and _is_read(each.path)), None)
+    files = (each.path for each in new.children() if model and not each.is_directory and _is_read(each.path))
+    texts = [give_rights(model or "", file, BY_RPC) for file in files]
+    return _lacking(task, next(filter(None, [give_rights(task.old, task.new, BY_RPC), *texts]), ""))
+
+
+def carry_rights(work: Work, landed: Landed, days: Collection[str]) -> str:
+    """Gives the directories that are about to be published the rights of those that they replace. days: those of
+    partitions. Returns a text about what one of them lacks. May run twice."""
+    table = landing_of(work.metastore, work.asset, work.request)
+    tasks = list(_replaced(work.metastore, table, landed, days)) if table else []
+    found = work.engines.for_work(len(tasks)).run(run_rights_task, tasks) if tasks else ()
+    return next(filter(None, list(found)), "")
+
+
+def _replaced(metastore: Metastore, table: Table, landed: Landed, days: Collection[str]) -> Iterator[RightsTask]:
+    if not table.location or not table.is_partitioned:
+        if table.location and not landed.lies_at(table.location):
+            yield RightsTask(table.location, landed.location)
+        return
+    key, values = table.partition_keys[0].name, list(days) or [str(landed.job)]
+    names = [f"{key}={value}" for value in values]
+    some = [each for page in metastore.partitions(table.db, table.name, names) for each in page]
+    there = {each.values[0]: each.location for each in some}
+    for name, value in zip(names, values, strict=True):
+        new, old = join(landed.location, name) if days else landed.location, there.get(value)
+        if Place(new).exists() and not (old and Place(old) == Place(new)):
+            yield RightsTask(old or table.location, new, first=old is None)
+
+
+def _lacking(task: RightsTask, text: str) -> str:
+    return f"{task.new} lacks {text} of {task.old}" if text else ""
+
+
+def _is_read(path: str) -> bool:
+    return not name_of(path).startswith(("_", "."))
+
+
 def columns_for(work: Work, found: Sequence[Column]) -> list[list[str]]:
     """Returns the columns that the landing table will have, derived from those of its source. Raises SchemaRefused, and
     RowsRefused if a column named by the request or the asset does not exist."""
     wanted = landed_columns(found)
     names = {column.name for column in wanted}
     erased = work.asset.erasure_column if work.asset.erasure_ids else None
-    for name in filter(None, (*work.request.key, work.request.watermark, erased)):
+    request = work.request
+    guarded = (*request.not_null, *(name for names in request.uniques for name in names))
+    for name in filter(None, (*request.key, request.watermark, erased, *guarded)):
         if name.lower() not in names:
             told = f"{work.request.schema}.{work.request.table} has no column {name}"
             raise RowsRefused(told, hint=f"it has {', '.join(sorted(names))}")
@@ -145,6 +206,14 @@ def read(session: Any, place: str, format: Format, columns: Sequence[Column]) ->
             for column in columns
         )
     )
+
+
+def read_all(session: Any, places: Sequence[str], format: Format, columns: Sequence[Column]) -> Any:
+    """Returns a DataFrame of the rows of several directories, whose files have these columns, or lack them."""
+    schema = ", ".join(f"{quoted_name(each.name)} {each.type}" for each in columns)
+    if not places:
+        return session.createDataFrame([], schema)
+    return session.read.schema(schema).format(format).load([*map(hadoop_place, places)])
 
 
 # ---- cleaning --------------------------------------------------------------------------------------------------------
@@ -323,7 +392,7 @@ def _is_there(work: Work, had: bool) -> bool:
     try:
         table = work.metastore.table(db, name)
     except ObjectNotFound:
-        return had and work.request.schema_policy == "recreate"
+        return had and (work.request.rebuild or work.request.schema_policy == "recreate")
     if not table.is_partitioned:
         return marked(table.parameters)[0] == work.claimed.job
     some = work.metastore.all_partitions(db, name)

@@ -7,15 +7,17 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from replicator.core.model import EXTERNAL, FOREIGN_KEY, PRIMARY_KEY, Column, Constraint, Serde, Storage, Table
 from replicator.core.text import parse_duration
-from replicator.errors import Error, MetastoreError, ObjectNotFound
+from replicator.errors import Error, MetastoreError, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.ingestion_request import Asset, Format, Request, SchemaPolicy
-from replicator.ingestion.reading.source_table import SourceTable
+from replicator.ingestion.reading.source_table import SourceColumn, SourceTable
 from replicator.lifecycle.housekeeping.settings import REMOVE_EXPIRED, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD
 from replicator.lifecycle.purge.swapping import PURGED, WRITTEN
 from replicator.metastore.client import Metastore
@@ -95,6 +97,32 @@ def settled_columns(now: Sequence[Column], wanted: Sequence[Column], policy: Sch
     return (*now, *added)
 
 
+_EXACT = "decimal(38,18)"
+_WIDER = ("bigint", "double", _EXACT, "string")
+"""Types of values without a declared type, each for more values than the one before."""
+
+
+def common_types(inferred: str, landed: str, *, widen: bool) -> list[str]:
+    """Returns types that may have the values of an inferred type and those of a landed one, the best first. widen: also
+    others than the landed one."""
+    start = max(_WIDER.index(each) if each in _WIDER else _place_of(each) for each in (inferred, landed))
+    also = [each for each in _WIDER[start:] if each != landed] if widen else []
+    return [landed, *also]
+
+
+def _place_of(type_: str) -> int:
+    return _WIDER.index(_EXACT if type_.startswith("decimal") else "string")
+
+
+def lossy(value: str, inferred: str, type_: str) -> str:
+    """Returns SQL that is true if another type would change a value. Texts become no numbers: 007 is not 7."""
+    if "string" in (inferred, type_) and inferred != type_:
+        return f"{value} IS NOT NULL" if inferred == "string" else "false"
+    if "boolean" in (inferred, type_):
+        return f"{value} IS NOT NULL"
+    return f"NOT try_cast(try_cast({value} AS {type_}) AS {inferred}) <=> {value}"
+
+
 def _change(name: str, was: str, is_now: str | None) -> str:
     return f"{name} no longer exists" if is_now is None else f"{name} was {was} and is {is_now}"
 
@@ -133,7 +161,9 @@ def with_lifecycle(parameters: Mapping[str, str], asset: Asset, columns: Sequenc
     if asset.retention is not None:
         found[UNREFERENCED_PERIOD] = f"PT{int(parse_duration(asset.retention).total_seconds())}S"
     if asset.erasure_column and asset.erasure_column.lower() in {column.name for column in columns}:
-        found[DESCRIPTOR] = msgspec.json.encode({"privacy": {"column": asset.erasure_column.lower()}}).decode()
+        rules = {"ids": {"match": asset.erasure_match}} if asset.erasure_match else {}
+        about = {"privacy": {"column": asset.erasure_column.lower()}, **rules}
+        found[DESCRIPTOR] = msgspec.json.encode(about).decode()
     return sealed(found)
 
 
@@ -173,38 +203,6 @@ def written_sizes(parameters: Mapping[str, str], purged: bool) -> tuple[int, int
     end = PURGED if purged else f"({PURGED})?"  # the former text, if a purge was undone
     found = re.fullmatch(rf"(\d+) files, (\d+) bytes{end}", parameters.get(WRITTEN, ""), re.ASCII)
     return (int(found[1]), int(found[2])) if found else None
-
-
-# ---- erased data subjects --------------------------------------------------------------------------------------------
-
-
-_NUMBER = re.compile(r"tinyint|smallint|int|bigint|float|double|decimal.*")
-
-
-def comparable_ids(given: str, type_: str, wanted: str, own: str) -> tuple[str, str]:
-    """Returns SQL for an id of the list (NULL: no value of the column equals it), and for the column's values, that are
-    equal where the ids are: a number also if either is a text, such as 7.00 and '7'."""
-    if _NUMBER.fullmatch(type_) and wanted == "string":
-        return _number_text(given, type_), _number_text(own, wanted)
-    if _NUMBER.fullmatch(wanted) and type_ == "string":
-        return f"try_cast({_number_text(given, type_)} AS {wanted})", own
-    made = f"try_cast({given} AS {wanted})"
-    numbers = _NUMBER.fullmatch(type_) and _NUMBER.fullmatch(wanted)
-    return (f"CASE WHEN {made} = {given} THEN {made} END" if numbers else made), own
-
-
-def _number_text(value: str, type_: str) -> str:
-    """Returns SQL for a value as text; numbers without needless zeros, blanks and signs."""
-    text = f"CAST({value} AS string)"
-    if type_ in ("float", "double"):  # 1.0E7 is 10000000
-        whole = f"try_cast({value} AS bigint)"
-        text = f"CASE WHEN {value} = {whole} THEN CAST({whole} AS string) ELSE {text} END"
-    plain = f"trim({text})"
-    for pattern, by in ((r"[+](?=[0-9])", ""), (r"(-?)0+(?=[0-9])", "$1")):
-        plain = f"regexp_replace({plain}, '^{pattern}', '{by}')"
-    for pattern in ("[.]0*$", "(?<=[.][0-9]{0,40}[1-9])0+$"):
-        plain = f"regexp_replace({plain}, '{pattern}', '')"
-    return f"CASE WHEN trim({text}) RLIKE '^[+-]?[0-9]+([.][0-9]*)?$' THEN {plain} ELSE {text} END"
 
 
 # ---- source keys -----------------------------------------------------------------------------------------------------
@@ -378,3 +376,57 @@ def _kept(table: Table, remembered: Mapping[str, Any]) -> str | None:
     since = table.parameters.get(SINCE, "")
     is_of_it = remembered.get("job", 0) >= (int(since) if since.isdecimal() else 0)
     return remembered.get("watermark") if is_of_it else None
+
+
+def new_mark(column: SourceColumn, before: str | None, value: str | None, mode: str) -> str | None:
+    """Returns the value for a watermark, None to remove it. before: the present one. Raises UsageError for a value that
+    does not fit the column's type, and Refused for an earlier one of a table to which rows are appended: its landed
+    rows would land twice."""
+    if value is not None:
+        try:
+            _ordered(column, value)
+        except (ValueError, ArithmeticError):
+            raise UsageError(
+                f"{value[:80]!r} is not a value of {column.name} ({column.source_type})",
+                hint="write a number, or a time such as 2026-01-31 12:00:00",
+            ) from None
+    later = value is not None and column.type != "string" and before is not None
+    if (
+        mode == "append"
+        and before is not None
+        and not (later and _ordered(column, value or "") >= _ordered(column, before))
+    ):
+        raise Refused(
+            f"rows up to {column.name} {before} have landed, and would land twice",
+            hint="request it with --backfill VALUE, which reads rows again and lands them once, or with --rebuild",
+        )
+    return value
+
+
+def _ordered(column: SourceColumn, text: str) -> Any:
+    """Returns a value of a watermark by which it is ordered. Raises ValueError and ArithmeticError."""
+    if column.type.startswith(("date", "timestamp")):
+        found = datetime.fromisoformat(text)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+    if column.type == "string":
+        return text
+    if not (number := Decimal(text)).is_finite():
+        raise ValueError(text)
+    return number
+
+
+def write_mark(metastore: Metastore, table: Table, text: str | None) -> None:
+    """Sets or removes the watermark of a landing table, or of the newest partition to which rows were appended. May run
+    twice."""
+    if not table.is_partitioned:
+        parameters = {key: value for key, value in table.parameters.items() if key != WATERMARK}
+        changed = {**parameters, **({WATERMARK: text} if text else {})}
+        metastore.alter_table(table.db, table.name, msgspec.structs.replace(table, parameters=changed))
+        return
+    jobs = [int(name.partition("=")[2]) for name in metastore.partition_names(table.db, table.name)]
+    newest = f"{LOAD.name}={max(jobs, default=0)}"
+    for some in metastore.partitions(table.db, table.name, [newest]) if jobs else ():
+        kept = ({key: value for key, value in each.parameters.items() if key != WATERMARK} for each in some)
+        made = [{**each, **({WATERMARK: text} if text else {})} for each in kept]
+        parts = [msgspec.structs.replace(each, parameters=new) for each, new in zip(some, made, strict=True)]
+        metastore.alter_partitions(table.db, table.name, parts)

@@ -14,18 +14,18 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from cmroot.store.place import Place, parent
-from replicator.core.model import Column
-from replicator.core.text import parse_duration, quoted_name, scalar_type
+from replicator.core.model import Column, Table
+from replicator.core.text import parse_duration, quoted_name, quoted_text
 from replicator.ingestion.drop_directory import DAY
 from replicator.ingestion.file_description import PARENT, ROW
-from replicator.ingestion.ingestion_request import Asset, check_scope
-from replicator.ingestion.landing.file_steps import copy_files, look_at_files, publish_days, written
+from replicator.ingestion.ingestion_request import check_scope
+from replicator.ingestion.landing.erased import refuse_empty_list, without_erased
+from replicator.ingestion.landing.file_steps import copy_files, landed_days, look_at_files, publish_days, written
 from replicator.ingestion.landing.increments import (
     Bounds,
     bounds,
@@ -45,16 +45,17 @@ from replicator.ingestion.landing.landing_log import (
     CopyDiffers,
     Facts,
     Work,
+    carry_rights,
     clean,
     columns_for,
     grant,
     prepare,
     read,
+    read_all,
     sizes_of,
 )
 from replicator.ingestion.landing.landing_schema import (
-    RowsRefused,
-    comparable_ids,
+    SINCE,
     constraints_of,
     keep_constraints,
     key_holds,
@@ -72,56 +73,14 @@ from replicator.ingestion.landing.publishing import (
     publish,
     recreates,
     refuse_loss,
+    refuse_rows,
 )
 from replicator.ingestion.reading.figures import Figures, differences, landed_figures
+from replicator.ingestion.reading.request_selection import check_selection, selected
 from replicator.ingestion.reading.source import SourceDatabase, opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
-from replicator.lifecycle.purge.ids import hadoop_place, split_ids, value_of
-
-# ---- settling: copied rows as those to be published ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Erased:
-    """Statistics of the list. ids: on it. strange: those of them that no value of the column can equal."""
-
-    ids: int
-    strange: int
-
-
-def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Column]) -> tuple[Any, Erased]:
-    """Returns the rows without erased data subjects, and statistics of the list. Raises RowsRefused if the list or the
-    column is not available: then nothing may be published."""
-    assert asset.erasure_ids and asset.erasure_column
-    table, column = split_ids(asset.erasure_ids)
-    db, _, name = table.partition(".")
-    column_name = asset.erasure_column.lower()
-    found = {each.name: each.type for each in columns}.get(column_name)
-    if found is None:
-        raise RowsRefused(
-            f"column {asset.erasure_column}, which identifies the asset's erased data subjects, does not exist",
-            hint="land a table that has it, or move the table to an asset without personal data",
-        )
-    if not session.catalog.tableExists(quoted_name(db, name)):
-        raise RowsRefused(f"table {table} of erased data subjects does not exist", hint="check the asset's erasure_ids")
-    people = session.table(quoted_name(db, name))
-    fields = [field for field in people.schema.fields if field.name.lower() == column.lower()]
-    if not fields:
-        raise RowsRefused(
-            f"{table} has no column {column} of erased data subjects", hint="check the asset's erasure_ids"
-        )
-    given = value_of(fields[0])
-    value, own = comparable_ids(given, fields[0].dataType.simpleString(), scalar_type(found), quoted_name(column_name))
-    ids = people.selectExpr(f"{given} AS given", f"{value} AS id")
-    ids = ids.where("given IS NOT NULL").distinct()
-    count, strange = ids.selectExpr("count(*)", "count_if(id IS NULL)").first()
-    known = ids.where("id IS NOT NULL").selectExpr("id AS `erased id`").distinct()
-    kept = rows.selectExpr("*", f"{own} AS `erased id`").join(known, ["erased id"], "left_anti")
-    return kept.select(*map(quoted_name, rows.columns)), Erased(int(count), int(strange))
-
-
-# ---- the steps -------------------------------------------------------------------------------------------------------
+from replicator.lifecycle.purge.ids import hadoop_place
 
 SETTLED = 900.0
 """Seconds for which the applied list of erased data subjects is recent enough to publish."""
@@ -132,13 +91,14 @@ ATTEMPTS = 3
 
 def describe(work: Work, facts: Facts) -> Facts:
     _check_scope(work, ())
-    kept = {"base": _base(work), "consumers": work.remembered.get("consumers", [])}
-    kept["erasure_ids"] = work.remembered.get("erasure_ids", 0)  # also for a job without rows to apply the list to
+    check_selection(work.request, work.asset)
+    remembered = {"consumers": [], "erasure_ids": 0}  # the latter also for a job without rows to apply the list to
+    kept = {"base": _base(work), **{name: work.remembered.get(name, none) for name, none in remembered.items()}}
     if work.source.path:
         return {**look_at_files(work), **kept}
     with opened(work.session, work.request.source, work.source) as database:
-        table = database.table(work.request.schema, work.request.table)
-    return {"columns": _columns_of(work, table), **kept}
+        _, table = database.of_request(work.request)
+        return {"columns": _columns_of(work, selected(database.dialect, table, work.request)), **kept}
 
 
 def _check_scope(work: Work, parts: Iterable[str]) -> None:
@@ -167,27 +127,29 @@ def copy(work: Work, facts: Facts) -> Facts:
 
 def _copy_table(work: Work, end: str = "") -> Facts:
     """Copies a table into a directory of this claim. end: a suffix of the directory's name."""
-    request, source = work.request, work.source
+    request, source, began = work.request, work.source, time.time()
+    check_selection(request, work.asset)
     directory = work.directory("in" if work.settles else "v") + end
-    began = time.time()
-    with opened(work.session, request.source, source) as database, contextlib.ExitStack() as stack:
-        bounded = _bounds(work, database)
-        snapshot = stack.enter_context(database.snapshot(request.schema, request.table))
-        table = database.table(request.schema, request.table)
-        columns = _columns_of(work, table)  # it may have changed since it was described
+    with opened(work.session, request.source, source) as given, contextlib.ExitStack() as stack:
+        bounded = _bounds(work, given.of_request(request)[0])
+        snapshot = stack.enter_context(given.snapshot(request.schema, request.table))
+        database, table = given.of_request(request)  # it may have changed since it was described
+        landed = selected(database.dialect, table, request)
+        columns = _columns_of(work, landed)
         landing = landing_of(work.metastore, work.asset, request)
         low = landed_until(work.metastore, landing, request, _named(columns), work.claimed.job, work.remembered)
         where, high, more = "", None, Facts()
         if bounded is not None:
-            where, high = window(database, table, request, low, bounded, parse_duration(work.config.ahead))
+            known = None if request.rebuild else low
+            where, high = window(database, table, request, known, bounded, parse_duration(work.config.ahead))
             more["late"] = msgspec.to_builtins(waiting_rows(database, table, request, bounded))
             more["counted"] = work.remembered.get("counted", {}) if not work.asset.erasure_ids else {}
             if is_due(more["counted"], work.config.recount) and not work.asset.erasure_ids:
-                more["counted"] = source_count(database, table, request, high or low)
-        ranges = database.ranges(table, request.split, source.readers, where)
-        frame = database.frame(table, ranges, snapshot, where)
-        given = {name.lower(): name for name in frame.columns}
-        rows = frame.selectExpr(*(f"{quoted_name(given[name])} AS {quoted_name(name)}" for name, _ in columns))
+                more["counted"] = source_count(database, table, request, high or known)
+        ranges = database.ranges(table, request.split, source.readers, where, landed)
+        frame = database.frame(landed, ranges, snapshot, where)
+        names = {name.lower(): name for name in frame.columns}
+        rows = frame.selectExpr(*(f"{quoted_name(names[name])} AS {quoted_name(name)}" for name, _ in columns))
 
         def write() -> None:
             try:
@@ -195,10 +157,10 @@ def _copy_table(work: Work, end: str = "") -> Facts:
             except Exception as error:
                 raise source_error(error, request.source, source.secret(request.source)) from None
 
-        before, figures = database.counted(table, snapshot, where, write)
+        before, figures = database.counted(landed, snapshot, where, write)
     return {
         "columns": columns,
-        "source": msgspec.to_builtins(table),
+        "source": msgspec.to_builtins(landed),
         "directory": directory,
         "figures": msgspec.to_builtins(figures),
         "checksum": hashlib.blake2s(msgspec.json.encode(figures), digest_size=16).hexdigest(),
@@ -207,7 +169,7 @@ def _copy_table(work: Work, end: str = "") -> Facts:
         "splits": len(ranges.predicates),
         "method": ranges.method,
         "low": low,
-        "watermark": watermark_text(request, high or low),
+        "watermark": watermark_text(request, high or (None if request.rebuild else low)),
         "copy_seconds": round(time.time() - began, 3),
         **more,
     }
@@ -263,12 +225,29 @@ def _figures(work: Work, directory: str, facts: Facts) -> Figures:
 
 
 def settle(work: Work, facts: Facts) -> Facts:
-    return _settled(work, facts)
+    found = _settled(work, facts)
+    _judge(work, {**facts, **found})
+    return found
+
+
+def _judge(work: Work, facts: Facts) -> None:
+    """Raises RowsRefused if the landing table would not have what the request demands."""
+    request, columns, landed, before = work.request, _columns(facts), None, 0
+    if not (request.not_null or request.unique or request.least_rows is not None):
+        return
+    landing = landing_of(work.metastore, work.asset, request) if request.mode == "append" else None
+    if landing is not None and not facts.get("whole") and not request.rebuild:
+        before = landed_rows(work.metastore, request, work.claimed.job)
+        places = partitions_since(work.metastore, landing, 0, work.claimed.job) if request.unique else []
+        landed = read_all(work.session, places, request.format, columns)
+    rows = read(work.session, facts["location"], request.format, columns)
+    refuse_rows(request, rows, landed, facts["rows"] + before)
 
 
 def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
     """Writes the rows to be published into a directory of this claim. end: a suffix of its name. Raises CopyDiffers if
-    not all rows arrive there, and RowsRefused for rows that cannot be landed."""
+    not all rows arrive there, RowsRefused for rows that cannot be landed, and as `check_selection`."""
+    check_selection(work.request, work.asset)
     came = facts.get("parts", {})
     if not work.settles or ("days" in facts and not facts["came"]):
         return {**_as_they_came(facts), **_with({name: _as_they_came(part) for name, part in came.items()})}
@@ -276,7 +255,8 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
     columns = _columns(facts)
     rows = read(work.session, facts["directory"], work.request.format, columns)
     base = _base(work, facts["base"] if end else None)
-    before = read(work.session, base, work.request.format, columns) if base is not None else None
+    keeps = base is not None and not work.request.rebuild
+    before = read(work.session, base, work.request.format, columns) if base is not None and keeps else None
     erased: dict[str, int] = {}
     holds: Facts = {}
     if work.asset.erasure_ids and work.asset.erasure_column:
@@ -288,13 +268,14 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
         source = msgspec.convert(facts["source"], SourceTable)
         rows = merged(before if before is not None else rows.limit(0), rows, work.request.key, source)
         holds["key_holds"] = not repeats(rows, key_values(source, work.request.key))
-    if work.request.mode == "append" and facts.get("late", {}).get("by") == "overlap":
+    if work.request.mode == "append" and _reads_again(work, facts):
         rows = _without_landed(work, facts, rows)
-    if (landed := _landed_rows(work, columns)) is not None:
-        holds["whole"] = True
+    if (landed := _landed_rows(work, columns, facts)) is not None:
+        holds |= {"whole": True, **_all_days(work, facts)}
         if erased:
             landed = without_erased(work.session, landed, work.asset, columns)[0]
         rows = landed.unionByName(rows)
+        facts = {**facts, **holds}
     done = {**_arrived(work, facts, rows, end), "base": base, "settled": time.time(), **erased, **holds}
     parts: dict[str, Facts] = {}
     for name, part in came.items():  # parents first
@@ -306,8 +287,32 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
             belonging = kept.count()
             kept = without_erased(work.session, kept, work.asset, _columns(part))[0]
             done["erased_rows"] += belonging - kept.count()
-        parts[name] = {**part, **_arrived(work.part(name), part, kept, end)}
+        mine = work.part(name)
+        if (landed := _landed_rows(mine, _columns(part), part)) is not None:
+            part = {**part, "whole": True, **_all_days(mine, part)}
+            kept = landed.unionByName(kept)
+        parts[name] = {**part, **_arrived(mine, part, kept, end)}
     return {**done, **_with(parts)}
+
+
+def _all_days(work: Work, facts: Facts) -> Facts:
+    """Returns the days of a table that is replaced as a whole: landed ones, and those of this job, also by
+    themselves."""
+    if "days" not in facts:
+        return {}
+    landing, own = landing_of(work.metastore, work.asset, work.request), _own_days(facts)
+    return {"days": {**landed_days(work.metastore, landing), **own}, "own_days": own}
+
+
+def _own_days(facts: Facts) -> dict[str, str]:
+    """Returns the days that this job lands: all others are rows of the table only."""
+    return dict(facts["own_days"] if "own_days" in facts else facts["days"])
+
+
+def _reads_again(work: Work, facts: Facts) -> bool:
+    """Returns True if some of the rows may have landed before."""
+    again = facts.get("late", {}).get("by") == "overlap" or work.request.backfill is not None
+    return again and not work.request.rebuild
 
 
 def _without_landed(work: Work, facts: Facts, rows: Any) -> Any:
@@ -316,25 +321,29 @@ def _without_landed(work: Work, facts: Facts, rows: Any) -> Any:
     source = msgspec.convert(facts["source"], SourceTable)
     key = key_of(work.request, source)
     landing = landing_of(work.metastore, work.asset, work.request)
-    places = partitions_since(work.metastore, landing, facts["late"].get("since", 0), work.claimed.job)
+    since = 0 if work.request.backfill is not None else facts["late"].get("since", 0)
+    places = partitions_since(work.metastore, landing, since, work.claimed.job)
     if not places:
         return rows
-    types = {column.name: column.type for column in _columns(facts)}
-    schema = ", ".join(f"{quoted_name(name)} {types[name]}" for name in key)
-    landed = work.session.read.schema(schema).format(work.request.format).load([*map(hadoop_place, places)])
-    return without_landed(rows, landed, key, source)
+    of_key = [column for column in _columns(facts) if column.name in key]
+    return without_landed(rows, read_all(work.session, places, work.request.format, of_key), key, source)
 
 
-def _landed_rows(work: Work, columns: Sequence[Column]) -> Any:
-    """Returns the rows of a partitioned table that is replaced by one with these columns; None: it is not."""
+def _landed_rows(work: Work, columns: Sequence[Column], facts: Facts) -> Any:
+    """Returns the rows of a partitioned table that is replaced by one with these columns, except those of days that
+    this job lands; None: it is not replaced."""
     landing = landing_of(work.metastore, work.asset, work.request)
     if landing is None or landing.storage is None or not recreates(landing, columns, work.request):
         return None
     former = {column.name: column.type for column in landing.storage.columns}
+    if "days" in facts:
+        name = quoted_name(*work.request.target)
+        work.session.sql(f"REFRESH TABLE {name}")
+        rows = work.session.table(name)
+        days = ", ".join(f"DATE {quoted_text(day)}" for day in _own_days(facts))
+        return converted(rows.where(f"{DAY} NOT IN ({days})") if days else rows, {**former, DAY: "date"}, columns)
     places = partitions_since(work.metastore, landing, 0, work.claimed.job)
-    schema = ", ".join(f"{quoted_name(name)} {type_}" for name, type_ in former.items())
-    reader = work.session.read.schema(schema).format(work.request.format)
-    rows = reader.load([*map(hadoop_place, places)]) if places else work.session.createDataFrame([], schema)
+    rows = read_all(work.session, places, work.request.format, landing.storage.columns)
     return converted(rows, former, columns)
 
 
@@ -352,14 +361,6 @@ def _arrived(work: Work, facts: Facts, rows: Any, end: str) -> Facts:
     return {"location": location, "rows": landed, **sizes_of(location)}
 
 
-def refuse_empty_list(work: Work, known: Erased) -> None:
-    if not known.ids and work.remembered.get("erasure_ids"):
-        raise RowsRefused(
-            f"{work.asset.erasure_ids} had {work.remembered['erasure_ids']} erased data subjects, and has none now",
-            hint="an empty list is usually a failed export; erased data subjects would be restored",
-        )
-
-
 def _columns(facts: Facts) -> tuple[Column, ...]:
     """Returns the columns of the files: if each day has a directory, the day is in its name."""
     day = [Column(DAY, "date")] if facts.get("days") else []
@@ -373,10 +374,11 @@ def _named(columns: Iterable[Sequence[str]]) -> tuple[Column, ...]:
 def publish_rows(work: Work, facts: Facts) -> Facts:
     _check_scope(work, facts.get("parts", ()))
     make_database(work.metastore, work.asset, work.request, parent(work.home))
-    parts = map(work.part, facts.get("parts", ()))  # all of them, before one of them is published
-    found = [landing_of(each.metastore, each.asset, each.request) for each in (work, *parts)]
-    refuse_loss(work.request, found[0], facts["came"], work.config.max_loss)
-    if work.settles and facts["came"] and time.time() - facts.get("settled", 0.0) > SETTLED:
+    parts = facts.get("parts", {})
+    found = [landing_of(each.metastore, each.asset, each.request) for each in (work, *map(work.part, parts))]
+    refuse_loss(work.metastore, work.request, found[0], facts["came"], work.config.max_loss)
+    replaced = any(_is_replaced(work, *each) for each in zip((facts, *parts.values()), found, strict=True))
+    if work.settles and facts["came"] and time.time() - facts.get("settled", 0.0) > SETTLED and not replaced:
         facts = _settled_again(work, facts)  # data subjects erased since then must not be restored
     for _ in range(ATTEMPTS):
         try:
@@ -384,6 +386,12 @@ def publish_rows(work: Work, facts: Facts) -> Facts:
         except BaseChanged:
             facts = _settled_again(work, facts, copied=work.request.watermark is not None)
     return _published(work, facts)
+
+
+def _is_replaced(work: Work, facts: Facts, table: Table | None) -> bool:
+    """Returns True if an earlier claim has dropped the table: all its rows are in this job's directory only."""
+    dropped = table is None or table.parameters.get(SINCE) == str(work.claimed.job)
+    return bool(facts.get("whole")) and dropped
 
 
 def _settled_again(work: Work, facts: Facts, *, copied: bool = False) -> Facts:
@@ -394,6 +402,7 @@ def _settled_again(work: Work, facts: Facts, *, copied: bool = False) -> Facts:
     if copied:
         facts = _agreed(work, _compared(work, {**facts, **_copy_table(work, end)}))
     again = _settled(work, facts, end)
+    _judge(work, {**facts, **again})
     for part, before in ((part, facts["parts"][name]) for name, part in again.get("parts", {}).items()):
         part["left"] = [*before.get("left", []), before["location"]]
     return {**facts, **again, "left": left}
@@ -402,22 +411,11 @@ def _settled_again(work: Work, facts: Facts, *, copied: bool = False) -> Facts:
 def _published(work: Work, facts: Facts) -> Facts:
     """Publishes the rows. Tables into which they were flattened come first, so that readers of the rows find them."""
     parts = {name: _published(work.part(name), part) for name, part in facts.get("parts", {}).items()}
-    columns = _named(facts["columns"])
-    landed = Landed(
-        job=work.claimed.job,
-        fence=work.claimed.fence,
-        columns=columns,
-        location=facts["location"],
-        home=work.home,
-        rows=facts["rows"],
-        files=facts["files"],
-        bytes=facts["bytes"],
-        base=facts.get("base"),
-        whole=facts.get("whole", False),
-        watermark=facts.get("watermark"),
-        low=facts.get("low"),
-        remembered=work.remembered,
-    )
+    if work.request.rebuild and work.request.mode == "append":
+        facts = {**facts, "whole": True}
+    claimed = work.claimed
+    landed = Landed.of(facts, job=claimed.job, fence=claimed.fence, home=work.home, remembered=work.remembered)
+    lacking = [carry_rights(work, landed, facts.get("days", ())), *(part["rights"] for part in parts.values())]
     if "days" in facts:
         done = publish_days(work.metastore, work.asset, work.request, landed, facts["days"])
     else:
@@ -425,8 +423,9 @@ def _published(work: Work, facts: Facts) -> Facts:
     if "source" in (counted := facts.get("counted", {})) and "landed" not in counted:
         facts = {**facts, "counted": compared(counted, landed_rows(work.metastore, work.request))}
     appends = work.request.mode == "append"  # such tables are sealed once, on creation
-    hashed = schema_hash(columns, work.request.format, appends)
+    hashed = schema_hash(landed.columns, work.request.format, appends)
     found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": hashed, "sealed": not appends}
+    found["rights"] = next(filter(None, lacking), "")
     return {**facts, **_with(parts), **found, **({"location": ""} if done.empty else {})}
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from cmroot.store.place import Place
 from replicator.core.model import Column, Database, Partition, Table
+from replicator.core.text import count_text, quoted_name
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectExists, ObjectNotFound
 from replicator.ingestion.file_description import PARENT
 from replicator.ingestion.ingestion_request import Asset, PartRequest, Request
@@ -88,6 +89,14 @@ class Landed:
     low: str | None = None
     remembered: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], **about: Any) -> Landed:
+        """Returns it by the facts of a job. about: the other fields."""
+        columns = tuple(Column(*each) for each in facts["columns"])
+        own: dict[str, Any] = {name: facts[name] for name in ("location", "rows", "files", "bytes")}
+        may: dict[str, Any] = {name: facts.get(name) for name in ("base", "watermark", "low")}
+        return cls(columns=columns, **own, **may, whole=facts.get("whole", False), **about)
+
     @property
     def parameters(self) -> dict[str, str]:
         return {
@@ -100,9 +109,13 @@ class Landed:
             **({WATERMARK: self.watermark} if self.watermark else {}),
         }
 
+    @property
+    def mark(self) -> tuple[int, int]:
+        return self.job, self.fence
+
     def is_at(self, part: Partition) -> bool:
         """Returns True if a partition is the publication of these rows."""
-        return marked(part.parameters) == (self.job, self.fence) and self.lies_at(part.location)
+        return marked(part.parameters) == self.mark and self.lies_at(part.location)
 
     def lies_at(self, location: str | None) -> bool:
         """Returns True if a location equals that of these rows, regardless of path normalisation by the metastore."""
@@ -155,6 +168,8 @@ def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) 
         return tuple(wanted)
     if format_of(table) != request.format and request.mode != "overwrite":
         raise SchemaRefused(f"{table.db}.{table.name} is not in format {request.format}", hint="request mode overwrite")
+    if request.rebuild:
+        return tuple(wanted)
     if request.mode == "append" and request.schema_policy == "recreate":
         try:  # older partitions show NULL in columns that are only added
             return settled_columns(table.storage.columns, wanted, "add_columns")
@@ -167,6 +182,8 @@ def recreates(table: Table | None, columns: Sequence[Column], request: Request) 
     """Returns True if a partitioned table is to be replaced, with all its rows in one partition, because these columns
     have other types than landed ones, or lack some."""
     if table is None or table.storage is None or request.mode != "append" or request.schema_policy != "recreate":
+        return False
+    if request.rebuild:
         return False
     return not {(each.name, each.type) for each in table.storage.columns} <= {(one.name, one.type) for one in columns}
 
@@ -248,7 +265,8 @@ def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, la
         try:
             metastore.alter_table(table.db, table.name, new)
         except MetastoreError as error:
-            if error.transient or request.schema_policy != "recreate" or not _retyped(table.storage.columns, wanted):
+            may = request.rebuild or request.schema_policy == "recreate"
+            if error.transient or not may or not _retyped(table.storage.columns, wanted):
                 raise
             _recreate(metastore, table, new)
     return Publication(metastore.current_event_id(), changed)
@@ -365,13 +383,12 @@ FEW_ROWS = 100
 """A smaller loss of rows is not judged, except if none are left."""
 
 
-def refuse_loss(request: Request, landing: Table | None, came: int, usual: float) -> None:
-    """Raises RowsRefused if an overwrite would remove more of the landed rows than it may: an empty or suddenly much
-    smaller source is usually a failed export. came: rows of the source, also those of people that are erased here.
-    usual: the share that requests without one may remove."""
-    replaces = landing is not None and request.mode == "overwrite" and not landing.is_partitioned
-    known = landing.parameters.get("numRows", "") if landing and replaces else ""
-    landed = int(known) if known.isdecimal() else 0
+def refuse_loss(metastore: Metastore, request: Request, landing: Table | None, came: int, usual: float) -> None:
+    """Raises RowsRefused if an overwrite or a rebuild would remove more of the landed rows than it may: an empty or
+    suddenly much smaller source is usually a failed export. came: rows of the source, also those of people that are
+    erased here. usual: the share that requests without one may remove."""
+    replaces = request.rebuild or request.mode == "overwrite"
+    landed = landed_rows(metastore, request) if landing is not None and replaces else 0
     share = usual if request.max_loss is None else request.max_loss
     if landed - came > share * landed and (landed - came >= FEW_ROWS or not came):
         raise RowsRefused(
@@ -381,8 +398,42 @@ def refuse_loss(request: Request, landing: Table | None, came: int, usual: float
         )
 
 
-def landed_rows(metastore: Metastore, request: Request) -> int:
-    """Returns the number of rows that have landed, as their publications recorded it."""
+def refuse_rows(request: Request, rows: Any, landed: Any, total: int) -> None:
+    """Raises RowsRefused if rows are not as the request demands: too few, without a value, or more than one with the
+    same values. rows: to be published; landed: those to which they are appended, or None; total: of both."""
+    about = ".".join(request.target)
+    if request.least_rows is not None and total < request.least_rows:
+        raise RowsRefused(
+            f"{about} would have {total:,} rows, and must have {request.least_rows:,} at least: nothing is published",
+            hint="check the source, or request it with fewer --least-rows",
+        )
+    names = [each.lower() for each in request.not_null]
+    counts = rows.selectExpr(*(f"count_if({quoted_name(each)} IS NULL)" for each in names)).first() if names else ()
+    for name, nulls in zip(names, counts, strict=True):
+        if nulls:
+            told = (
+                f"{nulls:,} rows of {request.place} have NULL in {name}, which must have a value: nothing is published"
+            )
+            raise RowsRefused(told, hint="correct them at the source, or request it without --not-null")
+    for some in request.uniques:
+        values = [quoted_name(each) for each in some]
+        whole = rows.select(*values) if landed is None else rows.select(*values).unionByName(landed.select(*values))
+        filled = whole.where(" AND ".join(f"{each} IS NOT NULL" for each in values))
+        repeated = filled.groupBy(*values).count().where("count > 1").selectExpr("count(*)", "sum(count)")
+        shared, several = repeated.first()
+        if shared:  # the values may be personal: they are not named
+            told = f"{several:,} rows of {about} would share {count_text(shared, 'value')} of {', '.join(some)}"
+            raise RowsRefused(
+                f"{told}, which must be unique: nothing is published",
+                hint="correct them at the source, or request it without --unique",
+            )
+
+
+def landed_rows(metastore: Metastore, request: Request, without: int = 0) -> int:
+    """Returns the number of rows that have landed, as their publications recorded it. without: a job whose partition
+    does not count."""
     table = metastore.table(*request.target)
     some = metastore.all_partitions(table.db, table.name) if table.is_partitioned else ([table],)
-    return sum(int(each.parameters.get("numRows", 0)) for parts in some for each in parts)
+    others = (each for parts in some for each in parts if not without or marked(each.parameters)[0] != without)
+    known = (each.parameters.get("numRows", "") for each in others)
+    return sum(int(rows) for rows in known if rows.isdecimal())

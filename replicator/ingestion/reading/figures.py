@@ -94,6 +94,22 @@ class Dialect(Protocol):
         """Returns SQL for the greatest value as text."""
         ...
 
+    def text_of(self, column: SourceColumn) -> str:
+        """Returns SQL for the landed value of a column, other than of bytes, as a text."""
+        ...
+
+    def text_literal(self, text: str) -> str:
+        """Returns a text as a literal, whatever it contains."""
+        ...
+
+    def sha256(self, text: str) -> str:
+        """Returns SQL for the SHA-256 of a text's UTF-8 bytes, in lower-case hexadecimal digits."""
+        ...
+
+    def nothing(self, column: SourceColumn) -> str:
+        """Returns SQL for NULL, of a type that is read as the column's."""
+        ...
+
     def after(self, column: SourceColumn, text: str, *, same: bool = False) -> str:
         """Returns a condition: greater than this result of `greatest`. same: or equal to it."""
         ...
@@ -170,7 +186,7 @@ def source_figures(control: Control, dialect: Dialect, table: SourceTable, where
 
 
 def _asked(dialect: Dialect, column: SourceColumn) -> Iterator[str]:
-    yield f"count({dialect.counted(column)})"
+    yield f"count({column.expression if column.mask else dialect.counted(column)})"
     fits = column.expression
     if column.unfit:
         yield f"sum(CASE WHEN {column.unfit} THEN 1 ELSE 0 END)"

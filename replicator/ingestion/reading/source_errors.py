@@ -214,6 +214,58 @@ class Control:
             finally:
                 prepared.close()
 
+    def first_rows(self, query: str, most: int) -> list[Row]:
+        """Returns at most that many rows of a query."""
+        with self._ours(), self._statement() as asked:
+            asked.setMaxRows(most)
+            return _texts(asked.executeQuery(query))
+
+    def described(self, schema: str, table: str) -> list[Row]:
+        """Returns the driver's description of the columns of a table, in their order: name, code and name of the type,
+        digits, decimal places, and "0" for a column without NULL. A database without schemas has catalogs of their
+        names, or neither."""
+        labels = ("COLUMN_NAME", "DATA_TYPE", "TYPE_NAME", "COLUMN_SIZE", "DECIMAL_DIGITS", "NULLABLE")
+        for catalog, of in ((None, schema), (schema, None), (None, None)):
+            with self._ours():
+                about = self._connection.getMetaData()
+                answer = about.getColumns(catalog, self._pattern(about, of), self._pattern(about, table), None)
+                also = ("TABLE_SCHEM", "TABLE_CAT", "TABLE_NAME", "ORDINAL_POSITION")
+                found = _labelled(answer, (*also, *labels))
+            mine = [
+                (int(at or 0), row)
+                for in_schema, in_catalog, name, at, *row in found
+                if name == table and (of or catalog or not (in_schema or in_catalog)) and (not of or in_schema == of)
+            ]
+            if mine:
+                return [tuple(row) for _, row in sorted(mine)]
+        return []
+
+    def table_names(self, schema: str) -> list[str]:
+        """Returns the tables and views of a schema, by the driver's description."""
+        with self._ours():
+            about = self._connection.getMetaData()
+            found = _labelled(
+                about.getTables(None, None, "%", None), ("TABLE_SCHEM", "TABLE_CAT", "TABLE_NAME", "TABLE_TYPE")
+            )
+        kinds = ("TABLE", "BASE TABLE", "VIEW")
+        return sorted(name or "" for of, catalog, name, kind in found if (of or catalog) == schema and kind in kinds)
+
+    def key(self, schema: str, table: str) -> list[str | None]:
+        """Returns the columns of a table's primary key, by the driver's description."""
+        for catalog, of in ((None, schema), (schema, None), (None, None)):
+            with self._ours():
+                answer = self._connection.getMetaData().getPrimaryKeys(catalog, of, table)
+                found = _labelled(answer, ("KEY_SEQ", "COLUMN_NAME"))
+            if found:
+                return [name for _, name in sorted(found, key=lambda row: int(row[0] or 0))]
+        return []
+
+    @staticmethod
+    def _pattern(about: Any, name: str | None) -> str | None:
+        """Returns a pattern that matches a name, and little else."""
+        escape = str(about.getSearchStringEscape() or "")
+        return name and re.sub(r"([_%])", lambda match: escape + match[1], name)
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """A transaction that changes nothing, and is rolled back at its end."""
@@ -277,6 +329,13 @@ def connect(
     return Control(connection, name, secret, patience)
 
 
+def _labelled(answer: Any, labels: tuple[str, ...]) -> list[Row]:
+    found = []
+    while answer.next():
+        found.append(tuple(answer.getString(label) for label in labels))
+    return found
+
+
 def _texts(answer: Any) -> list[Row]:
     count = answer.getMetaData().getColumnCount()
     found = []
@@ -305,6 +364,11 @@ CLASSES = {
     "mysql": "org.mariadb.jdbc.Driver",
 }
 """Driver classes by kind of source."""
+
+
+def driver_class(source: SourceConfig) -> str:
+    return source.driver or CLASSES[source.kind]
+
 
 _ARTIFACTS = {"postgresql": POSTGRES, "mariadb": MARIADB, "mysql": MARIADB}
 _HINT = "give the driver's jar as `jar` of the source, or a mirror as REPLICATOR_MAVEN_REPOSITORY"
@@ -340,7 +404,7 @@ def give_drivers(session: Any, jars: Iterable[Path]) -> None:
 def spark_url(source: SourceConfig) -> str:
     """Returns the URL by which both Spark and the driver recognise the database: Spark quotes names as in MySQL only
     for `jdbc:mysql`; otherwise it reads a column as the text of its name."""
-    if source.kind == "postgresql":
+    if source.kind in ("postgresql", "jdbc"):
         return source.url
     url = "jdbc:mysql:" + source.url.split(":", 2)[2]
     if "permitMysqlScheme" in url:

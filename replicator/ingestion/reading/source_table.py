@@ -8,12 +8,13 @@ values, and at most a part of the value at either end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from replicator.core.model import Value
-from replicator.errors import SourceMissing
+from replicator.errors import SourceMissing, TypeRefused
+from replicator.ingestion.reading.source_errors import Row
 
 
 class SourceColumn(Value, frozen=True, omit_defaults=True):
@@ -21,7 +22,8 @@ class SourceColumn(Value, frozen=True, omit_defaults=True):
     expression: SQL of the source for the landed value. cast: Spark SQL that converts the read value (`{}`) to the
     landed one. unfit: SQL of the source for rows whose value does not fit `type`. split: SQL by which rows are sorted,
     and `compared` the type of its literals; both empty if a column has no order. summed: True if sums are compared.
-    collation: by which texts may be equal that differ in their bytes; empty: they are compared by bytes."""
+    collation: by which texts may be equal that differ in their bytes; empty: they are compared by bytes. mask: the rule
+    by which `expression` hides the value."""
 
     name: str
     source_type: str
@@ -34,6 +36,21 @@ class SourceColumn(Value, frozen=True, omit_defaults=True):
     compared: str = ""
     summed: bool = False
     collation: str = ""
+    mask: str = ""
+
+
+def described(describe: Callable[[Row], SourceColumn], rows: Iterable[Row]) -> tuple[SourceColumn, ...]:
+    """Returns the columns of a table, from rows of its source's catalog. Raises TypeRefused, naming all columns that
+    have no type in the warehouse."""
+    found, refused = list[SourceColumn](), list[TypeRefused]()
+    for row in rows:
+        try:
+            found.append(describe(row))
+        except TypeRefused as error:
+            refused.append(error)
+    if refused:
+        raise TypeRefused("; ".join(each.message for each in refused[:10]), hint=refused[0].hint)
+    return tuple(found)
 
 
 class ForeignKey(Value, frozen=True):
