@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from structlog.processors import format_exc_info
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 
 from replicator.core import runtime
-from replicator.core.logging import LogConfig, about, progress_log
+from replicator.core.logging import SERVICE_RUN, LogConfig, about, progress_log
 from replicator.core.not_replicated import Report
 from replicator.core.text import PrintableFormatter, printable, printable_lines, without_credentials
 from replicator.core.text import count_text as count_text
@@ -316,7 +317,8 @@ def emit(value: Mapping[str, Any] | Any, as_json: bool, lines: Iterable[str] | N
 
 
 def write(lines: Iterable[str]) -> None:
-    """Writes lines to standard output. A closed pipe (`| head`) ends the command without an error."""
+    """Writes lines to standard output. A closed pipe (`| head`) ends the command without an error. In a run of the
+    service, a full disk does not: the work is done, and the exit code says how. Elsewhere it raises OSError."""
     try:
         for line in lines:  # JSON is written in ASCII, and stays as it is
             sys.stdout.write(printable(line) + "\n")
@@ -324,12 +326,23 @@ def write(lines: Iterable[str]) -> None:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the interpreter flushes it once more at its end
         raise SystemExit(BROKEN_PIPE) from None
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        note(f"the report cannot be written: {error.strerror}", logging.ERROR)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or SERVICE_RUN not in os.environ:
+            raise
 
 
 def note(text: str, level: int = logging.INFO) -> None:
     """Writes a remark to standard error, and to the log if that is a file."""
     noted(text, level)
     if not logged(text, level):
+        _to_stderr(text)
+
+
+def _to_stderr(text: str) -> None:
+    """Writes to standard error, if that is possible: a full disk must not end the work."""
+    with contextlib.suppress(OSError):
         click.echo(printable_lines(text), err=True)
 
 
@@ -342,9 +355,9 @@ def show_error(fields: Mapping[str, Any], as_json: bool) -> None:
         return
     if said:
         return
-    click.echo(printable_lines(f"error: {fields['message']}"), err=True)
+    _to_stderr(f"error: {fields['message']}")
     if fields["hint"]:
-        click.echo(printable_lines(f"hint: {fields['hint']}"), err=True)
+        _to_stderr(f"hint: {fields['hint']}")
 
 
 def failure(error: Error) -> dict[str, Any]:

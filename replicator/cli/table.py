@@ -77,7 +77,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "diagnose": ("tools", "Write a file for a support case, without secrets."),
         "completion": ("table", "Print a shell's completion script."),
         "metastore": ("tools", "Run a real Hive metastore out of PySpark's own jars."),
-        "demo": ("tools", "Show replication on two real metastores, in a minute."),
+        "demo": ("tools", "Show replication on two real metastores."),
     },
 }
 """By section and name: the module in `replicator.cli`, and the line of `replicator --help`."""
@@ -227,19 +227,35 @@ def _config(context: click.Context) -> Config:
 def policy_of(line: Sequence[str]) -> str:
     """Returns the policy that a command line (without `replicator`) runs; empty: none. Values of options are not
     checked. Raises UsageError for unknown options and commands, and for missing or surplus arguments."""
+    of, given = _parsed_line(line)
+    found = (given.get(each.name or "") for each in of.params if is_policy(each))
+    return next((each for each in found if isinstance(each, str)), "")
+
+
+def asset_of(line: Sequence[str]) -> str:
+    """Returns the asset whose tables a command line requests to land; empty: it does not. Raises as `policy_of`."""
+    of, given = _parsed_line(line)
+    requests = line[0] == "ingest" and of.name == "request"
+    return str(given["asset"]) if requests and isinstance(given.get("asset"), str) else ""
+
+
+def _parsed_line(line: Sequence[str]) -> tuple[click.Command, dict[str, Any]]:
     try:
-        return _policy_of(command(line[0]), None, line)
+        return _parsed(command(line[0]), None, line)
     except click.UsageError as error:
         raise UsageError(error.format_message()) from error
 
 
-def _policy_of(of: click.Command, parent: click.Context | None, line: Sequence[str]) -> str:
+def _parsed(
+    of: click.Command, parent: click.Context | None, line: Sequence[str]
+) -> tuple[click.Command, dict[str, Any]]:
+    """Returns the command that a line calls, below a group or not, and its parameters as texts, by name."""
     context = click.Context(of, parent, info_name=line[0])
     given, left, _ = of.make_parser(context).parse_args(args=list(line[1:]))
     if isinstance(of, click.Group) and left:
         name, below, rest = of.resolve_command(context, left)
         assert below is not None
-        return _policy_of(below, context, (name or "", *rest))
+        return _parsed(below, context, (name or "", *rest))
     if left:
         raise click.UsageError(f"Got unexpected extra arguments ({' '.join(left)})", context)
     if isinstance(of, click.Group) and not of.invoke_without_command:
@@ -248,8 +264,7 @@ def _policy_of(of: click.Command, parent: click.Context | None, line: Sequence[s
         alone = isinstance(each, click.Argument) and each.required and each.nargs == 1
         if alone and not isinstance(given.get(each.name or ""), str):
             raise click.MissingParameter(ctx=context, param=each)
-    found = (given.get(each.name or "") for each in of.params if is_policy(each))
-    return next((each for each in found if isinstance(each, str)), "")
+    return of, given
 
 
 # ---- former names ----------------------------------------------------------------------------------------------------

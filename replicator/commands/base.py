@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast, get_type_hints
 
 from cmroot.root import ChangeRoot, create_or_open, looked_at, open_existing
+from cmroot.store.checksum import FLOW
 from cmroot.store.drivers import VARIABLE, as_text, use
-from cmroot.store.local import FLOW
 from replicator.captures.dumps.layout import Keys, read_keys
 from replicator.core.config import BRAKE, Brake, Config, brake_of, read_config
 from replicator.core.engine import AutoEngine, LocalEngine

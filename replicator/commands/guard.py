@@ -109,6 +109,7 @@ class AuditLsOptions(OfPolicy):
     reason: Annotated[
         str | None, opt("Only rows with this text in their reason or detail; case is ignored.", metavar="TEXT")
     ] = None
+    newest: Annotated[bool, opt("The newest rows, newest first; reads the whole audit.")] = False
     limit: Annotated[Positive, opt("Maximum number of rows.")] = 1000
 
 
@@ -122,6 +123,7 @@ def audit_ls(options: AuditLsOptions) -> AuditShown:
     return show_audit(
         open_existing(options.cmroot).place,
         options.limit,
+        newest=options.newest,
         job=options.job,
         run=options.run,
         object=options.object,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from cmroot.log.captured import segments
 from cmroot.root import open_existing
-from cmroot.store.local import FLOW
+from cmroot.store.checksum import FLOW
 from replicator.captures.dumps.archive import Archived, export_dump, import_dump
 from replicator.captures.dumps.data import (
     PERIODS,

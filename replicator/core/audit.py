@@ -9,6 +9,7 @@ crash, every removed file is therefore reported, and found by its checksum in `$
 from __future__ import annotations
 
 import getpass
+import heapq
 import os
 import re
 import socket
@@ -329,9 +330,11 @@ def _begun(root: str, path: str) -> AuditRow | None:
     return None
 
 
-def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
-    """Returns at most `limit` rows; `wanted` and errors as for `read_audit`."""
-    found = list(islice(read_audit(root, **wanted), limit + 1))
+def show_audit(root: str, limit: int, *, newest: bool = False, **wanted: str | None) -> AuditShown:
+    """Returns at most `limit` rows; `wanted` and errors as for `read_audit`. newest: these, the newest first, which
+    reads all files of the audit; otherwise the first ones by job, run and time."""
+    rows = read_audit(root, **wanted)
+    found = heapq.nlargest(limit + 1, rows, key=lambda row: row.time) if newest else list(islice(rows, limit + 1))
     return AuditShown("shown", root, found[:limit], len(found) > limit)
 
 

@@ -124,6 +124,27 @@ class Database:
                 _await_writers(connection)
             yield connection
 
+    @contextmanager
+    def uncounted(self) -> Iterator[Connection]:
+        """Same as `transaction`, for writes that change nothing a user sees: `changes` stays."""
+        with self.transaction() as connection:
+            before = connection.info.get(WROTE, False)
+            yield connection
+            connection.info[WROTE] = before
+
+    def damage(self) -> str:
+        """Returns what SQLite's own check finds wrong with the file; empty: nothing, or PostgreSQL. Reads all of it."""
+        if self.file is None:
+            return ""
+        try:
+            with self.transaction() as connection:
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        except Error as error:
+            if type(error) is not Error:  # it does not answer now
+                raise
+            return error.message
+        return "" if found == "ok" else f"{self._name} {self.url} is damaged: {str(found).splitlines()[-1]}"
+
     def revision(self, table: str, newest: str) -> str | None:
         """Returns the revision of its migrations, which is stored in `table`; None without tables. Raises FormatError
         for a revision above `newest`."""
@@ -210,6 +231,7 @@ def _made(url: URL, connections: int) -> Engine:
     if connections:
         size = {"pool_size": connections, "max_overflow": 2 * connections, "pool_timeout": WAIT}
         engine = create_engine(url, poolclass=QueuePool, **size)
+        _watch_file(engine, url)
     else:
         engine = create_engine(url, poolclass=NullPool)
 
@@ -225,6 +247,35 @@ def _made(url: URL, connections: int) -> Engine:
         connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _watch_file(engine: Engine, url: URL) -> None:
+    """Refuses transactions after the file of open connections was removed or replaced: they would write to one that no
+    name leads to, and a new connection would begin an empty one."""
+    file, first = Path(url.database or ""), list[tuple[int, int]]()
+
+    def check(*_: object) -> None:
+        if first and first[0] != _identity(file):
+            hint = "put it back and restart: what this process wrote since is lost"
+            raise StoreUnreachable(f"{file} was removed or replaced while it was open", hint=hint)
+
+    def connected(*_: object) -> None:
+        if not first and (found := _identity(file)) is not None:
+            first.append(found)
+
+    event.listen(engine, "do_connect", check)
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", check)
+    event.listen(engine, "commit", check)
+    event.listen(engine, "engine_disposed", lambda _: first.clear())
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _end_idle(engine: Engine, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time as clocks
@@ -46,6 +47,29 @@ def step(name: str, **facts: object) -> Iterator[dict[str, object]]:
 def tell_event(what: str, event: int | None, position: int | None = None) -> None:
     """Logs the event and the position of the log up to which something was done."""
     log.info("%s to event %s", what, event, extra={"event_id": event, "position": position})
+
+
+class Periodic:
+    """Logs what may occur many times a second, such as refused connections: one line a period for each text, with the
+    count of those that were left out before it. Threads may share it. every: seconds of `clock`."""
+
+    def __init__(
+        self, to: logging.Logger, *, every: float = 60.0, clock: Callable[[], float] = clocks.monotonic
+    ) -> None:
+        self._to, self._every, self._clock = to, every, clock
+        self._last: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def warning(self, text: str, *facts: object) -> None:
+        """Logs a warning, or counts it. text: a format, constant for a cause."""
+        with self._lock:
+            now = self._clock()
+            if now - self._last.get(text, -math.inf) < self._every:
+                self._left_out[text] = self._left_out.get(text, 0) + 1
+                return
+            self._last[text], more = now, self._left_out.pop(text, 0)
+        self._to.warning(text + (f" ({more} more since the last line)" if more else ""), *facts)
 
 
 # ---- watch -----------------------------------------------------------------------------------------------------------

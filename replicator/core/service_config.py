@@ -40,11 +40,13 @@ class ProxyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """connections: concurrent. requests_per_second: sustained rate of one token, user or address; burst: requests at
+    """connections: concurrent; connections_per_address: of these, of one address that is not a proxy of
+    `service.proxy`. requests_per_second: sustained rate of one token, user or address; burst: requests at
     once. body: a size. header_time, body_time, write_time: for a client to send a request's header and body, and to
     read a part of a response; idle_time: until a connection without a request is closed."""
 
     connections: int = 500
+    connections_per_address: int = 200
     requests_per_second: float = 100.0
     burst: int = 500
     body: str = "64KiB"
@@ -85,7 +87,7 @@ def check_limits(limits: LimitConfig) -> None:
         parse_size(limits.body)
     except ValueError as error:
         raise ConfigError(f"service.limits.body: {error}", hint="write a size such as 64KiB") from error
-    for key in ("connections", "requests_per_second", "burst"):
+    for key in ("connections", "connections_per_address", "requests_per_second", "burst"):
         if getattr(limits, key) <= 0:
             raise ConfigError(f"service.limits.{key}: must be above 0")
 

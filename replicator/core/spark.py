@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from cmroot.store.local import Shared
+from cmroot.store.checksum import Shared
 from cmroot.store.place import scratch
 from replicator.core.cluster import Careful, SharedPlaces, cause_of, hint_of, ship
 from replicator.core.connections import MetastoreConfig, checked, client_settings, require_pyspark
@@ -35,12 +35,12 @@ _CATALOG = "spark.sql.catalogImplementation"
 _URIS = "spark.hadoop.hive.metastore.uris"
 RESOURCES = "spark.hadoop.hive.downloaded.resources.dir"
 """The setting of a directory that each session of Spark's Hive client makes, and does not remove when it ends."""
+_BARS = "spark.ui.showConsoleProgress"
 _AUTHENTICATION = "hadoop.security.authentication"
 
 _DEFAULTS = {
     "spark.app.name": "replicator",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.log.level": "ERROR",
     "spark.executor.syncLogLevel.enabled": "true",  # for executors as well (Spark 4): else their disks fill up
@@ -294,6 +294,7 @@ class SparkEngine:
         if SparkContext._gateway is not None:
             return
         conf = SparkConf(loadDefaults=False)
+        conf.set(_BARS, "false")  # spark-submit takes this program for an interactive one, and sets true
         for key, value in self._settings.items():
             conf.set(key, value)
         more = dict(environment)

@@ -1,6 +1,5 @@
-"""Admission of connections and requests before the application sees them: the number of connections, their time
-limits for the head of a request and for reading a response; the sender, rate, origin and size of requests. uvicorn
-itself limits the time of connections that are idle between requests.
+"""Admission of requests before the application sees them: their sender, rate, origin and size. The connections that
+carry them are `client_connections`.
 """
 
 from __future__ import annotations
@@ -9,163 +8,18 @@ import asyncio
 import hashlib
 import ipaddress
 import json
-import logging
-import ssl
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from replicator.core.service_config import LimitConfig, ProxyConfig, ServiceConfig
+from replicator.core.service_config import ProxyConfig, ServiceConfig
 from replicator.core.text import parse_duration, parse_size
 from replicator.service.api_tokens import ROLES, Identity, bearer_of, digest_of
 from replicator.service.web.responses import problem
-
-HEAD = 32 << 10  # bytes of a request's head
-
-log = logging.getLogger(__name__)
-
-
-def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
-    """Returns the class that uvicorn uses for each connection."""
-    head, write = (parse_duration(each).total_seconds() for each in (limits.header_time, limits.write_time))
-
-    class TimedConnection(H11Protocol):
-        most, head_time = limits.connections, head
-        _head: asyncio.TimerHandle | None = None
-        _write: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > limits.connections:
-                log.warning("connection refused: %s connections are open", limits.connections)
-                self._end(b"503 Service Unavailable")
-            else:
-                self._head = self.loop.call_later(head, self._late)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._cancel()
-            elif self._head is None and not self.transport.is_closing():
-                self._head = self.loop.call_later(head, self._late)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._write = self.loop.call_later(write, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self._write is not None:
-                self._write.cancel()
-
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
-            self.loop.call_later(write, self.transport.abort)  # if the rest was not read by then
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel()
-            super().connection_lost(exc)
-
-        def _late(self) -> None:
-            self._head = None
-            self._end(b"408 Request Timeout")
-
-        def _end(self, status: bytes) -> None:
-            """Sends the status and closes the connection; further input is discarded."""
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-            self.transport.close()
-            self.loop.call_later(write, self.transport.abort)
-
-        def _cancel(self) -> None:
-            if self._head is not None:
-                self._head.cancel()
-                self._head = None
-
-    return TimedConnection
-
-
-def uvicorn_limits(limits: LimitConfig) -> dict[str, Any]:
-    """Returns settings of uvicorn. Headers about addresses are evaluated here, not by uvicorn."""
-    return {
-        "http": connection_class(limits),
-        "ws": "none",
-        "proxy_headers": False,
-        "h11_max_incomplete_event_size": HEAD,
-        "timeout_keep_alive": max(1, round(parse_duration(limits.idle_time).total_seconds())),
-    }
-
-
-# ---- tls gate --------------------------------------------------------------------------------------------------------
-# Connections before their TLS handshake, which are counted and limited in time like all others.
-#
-# asyncio notifies a protocol of a TLS connection only after its handshake: clients that send nothing would not be
-# counted.
-
-
-class TlsGate(asyncio.Protocol):
-    """A protocol that is one of uvicorn's `connections` until its handshake ends; then `inner` replaces it. Used by the
-    event loop's thread."""
-
-    def __init__(self, inner: Any, context: ssl.SSLContext, most: int, seconds: float) -> None:
-        """inner: uvicorn's protocol. most: connections, including established ones. seconds: for the handshake."""
-        self._inner, self._context, self._most, self._seconds = inner, context, most, seconds
-        self._connections: set[Any] = inner.connections
-        self._early, self._lost, self._open = bytearray(), False, False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._connections.add(self)
-        if len(self._connections) > self._most:
-            log.warning("connection refused: %s connections are open", self._most)
-            transport.abort()  # no response can be sent before the handshake
-        else:
-            self._task = asyncio.get_running_loop().create_task(self._shake_hands())
-
-    def data_received(self, data: bytes) -> None:
-        self._early += data  # arrived together with the end of the handshake
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
-        self._connections.discard(self)
-        if self._open:
-            self._inner.connection_lost(exc)
-
-    def shutdown(self) -> None:
-        """Closes the connection when the server ends."""
-        self._transport.abort()
-
-    async def _shake_hands(self) -> None:
-        loop, seconds = asyncio.get_running_loop(), self._seconds
-        try:
-            secured = await loop.start_tls(
-                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=seconds
-            )
-        except OSError as error:  # includes TLS errors and timeouts
-            log.debug("TLS handshake failed: %s", error)
-            self._transport.abort()
-            return
-        finally:
-            self._connections.discard(self)
-        if secured is None or self._lost:
-            return
-        self._open = True
-        secured.set_protocol(self._inner)
-        self._inner.connection_made(secured)
-        if self._early:
-            self._inner.data_received(bytes(self._early))
-
-
-def gated(inner: Any, context: ssl.SSLContext) -> Callable[..., asyncio.Protocol]:
-    """Returns a factory for `inner`, a class of `connection_class`, for connections that begin with a
-    handshake."""
-    return lambda **given: TlsGate(inner(**given), context, inner.most, inner.head_time)
-
 
 # ---- trusted proxies -------------------------------------------------------------------------------------------------
 # Trusted proxies: their headers about users and addresses are accepted. Pure.
@@ -212,7 +66,10 @@ class Proxies:
         scheme = scheme if scheme in ("http", "https") else ""
         if not user or not user[0]:
             return Sender(address, scheme=scheme)
-        groups = {each.strip() for value in _values(headers, config.groups_header) for each in value.split(",")}
+        given = _values(headers, config.groups_header)
+        if len(given) > 1:  # one may be the client's
+            raise ValueError(f"{config.groups_header} is given twice")
+        groups = {each.strip() for value in given for each in value.split(",")}
         return Sender(address, user[0], self._identity(user[0], groups), scheme=scheme)
 
     def _trusts(self, address: Address | None) -> bool:
@@ -295,6 +152,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+
 SAFE = ("GET", "HEAD", "OPTIONS")
 STRICT = (b"strict-transport-security", b"max-age=31536000")
 """A client that connected by TLS must use TLS for a year."""
@@ -309,11 +168,18 @@ class _Refused(Exception):
 
 
 class Admission:
-    """An ASGI middleware. headers: added to each response without headers of these names. Used by the event loop's
+    """An ASGI middleware. headers: added to each response without headers of these names. is_known: returns True if a
+    request may have a body; that of any other is not read, and the connection closed. Used by the event loop's
     thread."""
 
-    def __init__(self, application: Application, config: ServiceConfig, headers: Mapping[str, str]) -> None:
-        self._application = application
+    def __init__(
+        self,
+        application: Application,
+        config: ServiceConfig,
+        headers: Mapping[str, str],
+        is_known: Callable[[Message], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._application, self._is_known = application, is_known
         self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         limits = config.limits
         self._proxies = Proxies(config.proxy)
@@ -326,6 +192,7 @@ class Admission:
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
+        closing = False
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -333,14 +200,20 @@ class Admission:
                 more = [each for each in self._headers if each[0] not in there]
                 if scope["scheme"] == "https":
                     more.append(STRICT)
+                if closing:
+                    more.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
         try:
             _refuse_zeros(scope)
             _refuse_no_host(scope["headers"])
+            _refuse_two_lengths(scope["headers"])
             self._know(scope)
-            body, replay = await self._read(scope["headers"], receive)
+            if _has_body(scope["headers"]) and self._is_known and not await self._is_known(scope):
+                closing, body, replay = True, b"", cast(Receive, _nothing)
+            else:
+                body, replay = await self._read(scope["headers"], receive)
             scope["state"]["body"] = hashlib.sha256(body).hexdigest()
         except _Refused as refused:
             answer = problem(refused.status, "UsageError", refused.text)
@@ -350,6 +223,8 @@ class Admission:
                 answer.headers["Connection"] = "close"
             await answer(scope, receive, sent)
             return
+        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):  # a stream has no end
+            scope = {**scope, "method": "GET"}  # the server leaves out the body
         await self._application(scope, replay, sent)
 
     def _know(self, scope: Message) -> None:
@@ -371,11 +246,13 @@ class Admission:
         if found.user and scope["method"] not in SAFE and not _from_here(headers):
             raise _Refused(403, "the request comes from a page of another origin")
         scope["client"] = (found.address, 0)
-        sender = Sender(found.address, found.user, found.identity, lambda: self._recognise(digest))
-        scope["state"] = {**scope.get("state", {}), "sender": sender}
+        state = scope["state"] = {**scope.get("state", {})}
+        state["sender"] = Sender(found.address, found.user, found.identity, lambda: self._recognise(digest, state))
 
-    def _recognise(self, digest: str) -> None:
-        """Counts this token by itself from now on, not with all requests from its address."""
+    def _recognise(self, digest: str, state: Message) -> None:
+        """Counts this token by itself from now on, not with all requests from its address, and marks the request's
+        state for its connection."""
+        state["recognised"] = True
         if digest:
             self._tokens[digest] = None
             while len(self._tokens) > CLIENTS:
@@ -383,9 +260,9 @@ class Admission:
 
     async def _read(self, headers: Headers, receive: Receive) -> tuple[bytes, Receive]:
         """Reads the complete body. Returns it, and how the application receives it."""
-        said = dict(headers)
-        if b"content-length" not in said and b"transfer-encoding" not in said:
+        if not _has_body(headers):
             return b"", receive
+        said = dict(headers)
         large = _Refused(413, f"the body exceeds {self._largest} bytes", close=True)
         if int(said.get(b"content-length", b"0")) > self._largest:
             raise large
@@ -417,10 +294,26 @@ def _refuse_zeros(scope: Message) -> None:
         raise _Refused(400, "the URL contains a zero byte")
 
 
+def _has_body(headers: Headers) -> bool:
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+
+
+async def _nothing() -> Message:
+    """Receives an empty body."""
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def _refuse_two_lengths(headers: Headers) -> None:
+    """Refuses a body with two descriptions of its length: a proxy that reads the other one would take the rest of the
+    body for a request of someone else."""
+    if {name for name, _ in headers} >= {b"content-length", b"transfer-encoding"}:
+        raise _Refused(400, "a request has either Content-Length or Transfer-Encoding", close=True)
+
+
 def _refuse_no_host(headers: Headers) -> None:
     """Refuses an invalid Host, which later code reads as the host of a URL."""
     for name, value in headers:
-        if name == b"host" and _host_of("//" + value.decode("latin-1")) is None:
+        if name == b"host" and not _HOST.fullmatch(value.decode("latin-1")):
             raise _Refused(400, "invalid Host header")
 
 

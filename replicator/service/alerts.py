@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import smtplib
 import ssl
 import threading
@@ -23,6 +24,7 @@ import msgspec
 from sqlalchemy import delete, insert, select, update
 
 from replicator.core.connections import read_secret
+from replicator.core.logging import Periodic
 from replicator.core.sending import PATIENCE, call, failure_of, post
 from replicator.core.service_config import AlertConfig, CommandConfig, MailConfig, WebhookConfig
 from replicator.core.text import parse_duration
@@ -183,16 +185,22 @@ SENDING = 16  # concurrent messages; one that takes too long no longer counts
 PERIOD = 5.0  # seconds between evaluations
 FIRST, LONGEST = 10.0, 300.0  # seconds before a failed channel is retried: doubled each time
 
+AWAY_FOR = 30.0  # seconds without a store before channels are notified
+
 log = logging.getLogger(__name__)
+repeated = Periodic(log, every=600.0)
 
 
 @dataclass
 class Alerter:
-    """The alerting of a server; `step` evaluates all conditions and notifies channels once."""
+    """The alerting of a server; `step` evaluates all conditions and notifies channels once. clock: of messages about
+    the store."""
 
     store: ServiceStore
     scheduler: Scheduler
     watch: LagWatch
+    clock: Callable[[], float] = time.time
+    _away: tuple[float, str, dict[str, float]] | None = None
     _first_seen: dict[str, float] = field(default_factory=dict)
     _trends: Trends = field(default_factory=dict)
     _sending: Apart = field(default_factory=lambda: Apart(SENDING, 2 * PATIENCE))
@@ -205,11 +213,19 @@ class Alerter:
         while not stopping.wait(PERIOD):
             try:
                 if self.scheduler.health.leads:
-                    self.step()
-            except Error as error:
-                log.warning("alerts: %s", error.message)
+                    self.turn()
             except Exception:  # continues, as the scheduler does
                 log.exception("alerts: internal error")
+
+    def turn(self) -> None:
+        """Runs a step, or if the store prevents it, notifies channels about the store."""
+        try:
+            self.step()
+        except Error as error:
+            repeated.warning("alerts: %s", error.message)
+            self._tell_of_store(error)
+        else:
+            self._tell_of_store(None)
 
     def step(self) -> None:
         """Evaluates all conditions and notifies channels. Raises StoreUnreachable."""
@@ -282,6 +298,31 @@ class Alerter:
         waits = any(told.get(name, ("over",))[0] != "over" for name in channels)
         if each.over is not None and not waits:
             forget(self.store, each.key)
+
+    def _tell_of_store(self, error: Error | None) -> None:
+        """Sends what cannot be recorded: that the store does not work, for longer than `AWAY_FOR`, and its end. A
+        restarted server sends it again."""
+        now = self.clock()
+        if error is None and self._away is None:
+            return
+        since, id, told = self._away = self._away or (now, uuid.uuid4().hex, {})
+        config = self.scheduler.config.alerts
+        repeat = parse_duration(config.repeat).total_seconds()
+        for name, send in channels_of(config).items():
+            if error is None:
+                event = "over" if name in told else ""
+            elif now - since < AWAY_FOR or now - told.get(name, -math.inf) < repeat:
+                event = ""
+            else:
+                event = "still" if name in told else "raised"
+            text, hint = (error.message, error.hint or "") if error else ("the store works again", "")
+            message = Message(event, id, "store", "service", text, hint, iso(since) or "", iso(now) or "")
+            if event and not (failure := self._failure(name, send, message)):
+                told[name] = now
+            elif event:
+                repeated.warning("alerts: delivery failed: %s", failure)
+        if error is None:
+            self._away = None
 
     def _failure(self, channel: str, send: Send, message: Message) -> str:
         """Sends a message. Returns why it was not delivered; empty: it was. A slow receiver delays only its own

@@ -141,7 +141,8 @@ def _add_policy(bundle: Bundle, policy: Policy, config: Config) -> str:
     others = list(config.policies.values())
     begin = f"policies/{policy.name}"
     checked: PolicyChecked | None = bundle.add(
-        f"{begin}/check.json", lambda: check.check(policy, others=others, gateway=config.gateway)
+        f"{begin}/check.json",
+        lambda: check.check(policy, others=others, gateway=config.gateway, single_user=config.ingestion.single_user),
     )
     measured = bundle.add(f"{begin}/lag.json", lambda: _lag(policy))
     for side, why in ((measured or {}).get("unreachable") or {}).items():

@@ -42,8 +42,26 @@ NO_SECRET = re.compile(r"(?:file|path|keytab|dir|principal|name|provider|class|u
 ACCOUNTS = re.compile(r"account\.key\.|[._]sas\.", re.IGNORECASE)
 """Names that end with that of an account or a container, which may be any word."""
 
+_KEY_ID = r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b"
+
 _PATTERNS = (
+    (re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@'\":]*:[^\s@'\"]*@"), rf"\1{MASKED}@"),  # a password may have slashes
     (re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@'\"]*@"), rf"\1{MASKED}@"),  # user and password in a URL
+    (re.compile(r"(jdbc:oracle:\w+:)[^\s@'\"]+@"), rf"\1{MASKED}@"),
+    (re.compile(r"\brpl_[\w-]{16,}"), MASKED),
+    (re.compile(r"\beyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?"), MASKED),  # JSON web tokens
+    (
+        re.compile(rf"{_KEY_ID}([^\w\n]{{1,20}}(?:\w{{1,30}}[^\w\n]{{1,5}})?)[A-Za-z0-9/+=]{{40}}"),
+        rf"{MASKED}\1{MASKED}",
+    ),
+    (re.compile(_KEY_ID), MASKED),
+    (
+        re.compile(rf"(<name>[^<]*(?:{_NAMES})[^<]*</name>\s*(?:<!--.*?-->\s*)?<value>)[^<]*", re.I | re.S),
+        rf"\1{MASKED}",
+    ),
+    (re.compile(rf"<value>[^<]*(</value>\s*<name>[^<]*(?:{_NAMES}))", re.I), rf"<value>{MASKED}\1"),
+    (re.compile(rf"(name=\"[^\"]*(?:{_NAMES})[^\"]*\"\s+value=\")[^\"]*", re.I), rf"\1{MASKED}"),
+    (re.compile(r"(\b(?:mysql\w*|mariadb[\w-]*|sshpass)\b[^\n]*?\s-p\s?)(?!\s|-)\S+"), rf"\1{MASKED}"),
     (re.compile(r"\b((?:Bearer|Basic|Negotiate)\s+)[\w.~+/=-]{8,}"), rf"\1{MASKED}"),
     (re.compile(rf"((?:{_NAMES})[\w.-]*[\"']?\s*[=:]\s*([\"']))(?:(?!\2).)*(?=\2)", re.I), rf"\1{MASKED}"),
     (re.compile(rf"((?:{_NAMES})[\w.-]*(?:\s*[=:]\s*))(?!file:|env:|command:)[^\s\"'&;,)]+", re.I), rf"\1{MASKED}"),

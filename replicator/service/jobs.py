@@ -150,13 +150,15 @@ SPREAD = (0.1, 60.0)
 
 @dataclass(frozen=True)
 class Job:
-    """A command and its schedule. policy: the one that it runs; else empty. timeout: seconds; None: no limit."""
+    """A command and its schedule. policy: the one that it runs; else empty. timeout: seconds; None: no limit. asset:
+    the one whose tables it requests to land; else empty."""
 
     name: str
     arguments: tuple[str, ...]
     schedule: Schedule
     policy: str = ""
     timeout: float | None = None
+    asset: str = ""
 
     @property
     def syncs(self) -> bool:
@@ -204,22 +206,23 @@ def _job(name: str, given: JobConfig, policies: Mapping[str, Policy]) -> Job:
         if every <= 0:
             raise ConfigError(f"{key}.every: must be longer than zero")
         schedule = Every(every, shift)
-    policy = _policy(f"{key}.command", given.command, policies)
+    policy, asset = _subjects(f"{key}.command", given.command, policies)
     timeout = None if given.timeout is None else _seconds(f"{key}.timeout", given.timeout)
-    return Job(name, given.command, schedule, policy, timeout)
+    return Job(name, given.command, schedule, policy, timeout, asset)
 
 
-def _policy(key: str, line: tuple[str, ...], policies: Mapping[str, Policy]) -> str:
-    policy_of = import_module("replicator.cli.table").policy_of  # a higher floor: see docs/design.md
+def _subjects(key: str, line: tuple[str, ...], policies: Mapping[str, Policy]) -> tuple[str, str]:
+    """Returns the policy that a command runs, and the asset whose tables it requests; each may be empty."""
+    table = import_module("replicator.cli.table")  # a higher floor: see docs/design.md
     try:
-        found = str(policy_of(line))
+        found, asset = str(table.policy_of(line)), str(table.asset_of(line))
     except UsageError as error:
         raise ConfigError(f"{key}: {error.message}", hint=f"see `replicator {line[0]} --help`") from error
     if found and found not in policies:
         raise ConfigError(
             f"{key}: policy {found!r} is not configured", hint=f"policies: {', '.join(policies) or 'none'}"
         )
-    return found
+    return found, asset
 
 
 def _seconds(key: str, text: str) -> float:

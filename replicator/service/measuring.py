@@ -29,7 +29,7 @@ from replicator.core.text import duration_text
 from replicator.errors import Error
 from replicator.ingestion.ingestion_shown import IngestionStats
 from replicator.policies.lag import Lag
-from replicator.policies.memory import Compared
+from replicator.policies.memory import Compared, Run
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,8 @@ QUEUE_OF = timedelta(hours=1)
 class MeasuredLag:
     """A measured lag. at: when the measurement started, in seconds since 1970. lag: None if it could not be measured;
     then `error` contains the reason. compared: the result of the newest run that compared anything; success: when the
-    newest successful run ended, regardless of who started it; None: not known. stale: older than STALE, so that its
+    newest successful run ended, regardless of who started it;
+    None: not known. by_hand: those of its newest runs that no service started. stale: older than STALE, so that its
     metrics are invalid; a policy that was never measured has waited since `at`."""
 
     at: float
@@ -196,6 +197,7 @@ class MeasuredLag:
     error: str = ""
     compared: Compared | None = None
     success: float | None = None
+    by_hand: tuple[Run, ...] = ()
     stale: bool = False
 
 
@@ -318,23 +320,25 @@ class LagWatch:
 def measured(name: str, config: Config) -> MeasuredLag:
     """Measures a policy now. Raises nothing: the result contains the reason of a failure."""
     at = time.time()
-    compared, success = _of_runs(name, config)
+    about = _of_runs(name, config)
     try:
-        return MeasuredLag(at, lag(name, config=config), "", compared, success)
+        return MeasuredLag(at, lag(name, config=config), "", *about)
     except Error as error:
         said = error.message
     except Exception as error:  # the other policies are still measured
         log.exception("the lag of %s could not be measured", name)
         said = f"internal error: {type(error).__name__}: {error}"
-    return MeasuredLag(time.time(), None, said, compared, success)
+    return MeasuredLag(time.time(), None, said, *about)
 
 
-def _of_runs(name: str, config: Config) -> tuple[Compared | None, float | None]:
-    """Returns the last comparison by its runs, and when the last successful run ended; None where not known."""
+def _of_runs(name: str, config: Config) -> tuple[Compared | None, float | None, tuple[Run, ...]]:
+    """Returns the last comparison by its runs, and when the last successful run ended, None where not known; and the
+    newest runs that no service started."""
     try:
         runs = history(name, limit=RUNS, config=config).runs
     except (Error, OSError):
-        return None, None  # the lag reports the reason
+        return None, None, ()  # the lag reports the reason
     compared = next((each.compared for each in runs if each.compared), None)
     done = next((each.ended for each in runs if each.status == "done" and each.ended), "")
-    return compared, datetime.fromisoformat(done).timestamp() if done else None
+    by_hand = tuple(each for each in runs if each.service_run == "")
+    return compared, datetime.fromisoformat(done).timestamp() if done else None, by_hand

@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from replicator.commands.base import Options, verb
 from replicator.core.config import Config
+from replicator.core.logging import Periodic
 from replicator.core.not_replicated import Report
 from replicator.core.option import opt
 from replicator.errors import Error, NotWritable
@@ -51,6 +52,7 @@ HOURLY = 3600.0
 STEP = 5.0  # seconds
 
 log = logging.getLogger(__name__)
+repeated = Periodic(log, every=600.0)
 
 
 @dataclass
@@ -74,7 +76,7 @@ class SlowWatch:
                 if self.leads():
                     self.step()
             except Error as error:
-                log.warning("measuring: %s", error.message)
+                repeated.warning("measuring: %s", error.message)
             except Exception:  # continues, as the scheduler does
                 log.exception("measuring: internal error")
 

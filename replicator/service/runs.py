@@ -216,6 +216,8 @@ ANSWER, LOG, PROGRESS = "answer.json", "log.txt", "progress.json"
 STATES: Mapping[int, RunState] = {0: "done", 3: "partial", 4: "differs"}
 """Run states by exit code; all other codes are failures."""
 
+UNSTORED = "its work ended, but its report could not be stored: is the disk of `logs` full?"
+
 MESSAGE = 2000
 """Maximum characters of a failure's message in the store."""
 
@@ -230,7 +232,8 @@ class Child:
     ) -> None:
         """Starts the process. directory: of its output; created if missing. grace: seconds from SIGTERM to SIGKILL;
         alone: the same after its server has died, if it differs. Raises OSError."""
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)  # whatever the umask: outputs name paths and values
         self._directory, self._grace = directory, grace
         self.job = job
         self.begun = time.monotonic()
@@ -284,13 +287,33 @@ class Child:
         if self.wanted and code not in STATES:
             return Ended("cancelled", code, self.wanted, hint, error, said, again=self._again)
         if code in STATES:
-            return Ended(STATES[code], code, message, hint, error, said)
+            message = message or (lacking_in(said)[:MESSAGE] if said and code else "")
+            return Ended(STATES[code], code, message if said else UNSTORED, hint, error, said)
         message = message or f"ended with exit code {code} and no answer; see its log"
         return Ended("failed", code, message, hint, error or "NoAnswer", said)
 
     def _signal(self, number: int, *, group: bool) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.killpg if group else os.kill)(self._process.pid, number)
+
+
+def lacking_in(report: Mapping[str, Any]) -> str:
+    """Returns what a report names as incomplete: its first entry, and the number of the others; "" if it names
+    nothing."""
+    match report:
+        case {"not_replicated": [{"object": str(name), "reason": str(reason), **rest}, *more]}:
+            name = f"{name}/{part}" if (part := rest.get("partition")) else name
+            return f"not replicated: {name}: {reason}{_others(more)}"
+        case {"findings": [_, *_] as findings}:
+            bad = [each for each in findings if isinstance(each, dict) and each.get("health") not in (None, "ok")]
+            return f"{bad[0].get('name')}: {bad[0].get('text')}{_others(bad[1:])}" if bad else ""
+        case {"gaps": [{"table": str(name), "reason": str(reason)}, *more]}:
+            return f"not searched: {name}: {reason}{_others(more)}"
+    return ""
+
+
+def _others(more: Sequence[object]) -> str:
+    return f"; and {len(more):,} more" if more else ""
 
 
 def outputs_before(logs: Path, moment: float) -> list[str]:

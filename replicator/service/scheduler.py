@@ -36,12 +36,14 @@ log = logging.getLogger(__name__)
 @dataclass
 class Health:
     """The scheduler's health. `step`: end of its last step, successful or not, on the monotonic clock. leads: it has
-    the lease. trouble: what prevents it from working; configuration: why the current file is not used."""
+    the lease. trouble: what prevents it from working; damage: of the store; configuration: why the current file is not
+    used."""
 
     step: float = field(default_factory=time.monotonic)
     leads: bool = False
     epoch: int = 0
     trouble: str = ""
+    damage: str = ""
     configuration: str = ""
 
 
@@ -104,14 +106,18 @@ class Scheduler:
     def _try(self, do: Callable[[], None]) -> None:
         try:
             do()
+            if self.health.trouble:
+                log.warning("over: %s", self.health.trouble)
             self.health.trouble = ""
         except Error as error:
             if self.health.trouble != error.message:
                 log.warning("%s", error.message)
             self.health.trouble = error.message
         except Exception as error:  # a defect in one step must not end all schedules
-            log.exception("internal error")
-            self.health.trouble = f"internal error: {type(error).__name__}: {error}; see the log of the service"
+            trouble = f"internal error: {type(error).__name__}: {error}; see the log of the service"
+            if self.health.trouble != trouble:
+                log.exception("internal error")
+            self.health.trouble = trouble
         self.health.step = time.monotonic()
 
     def _step(self) -> None:
@@ -275,10 +281,17 @@ class Scheduler:
     def _sweep_hourly(self) -> None:
         while not self._over.is_set():
             try:
+                self._check_store()
                 self.sweep()
             except (Error, OSError) as error:
                 log.warning("outputs of deleted runs remain for another hour: %s", error)
             self._over.wait(FORGET)
+
+    def _check_store(self) -> None:
+        damage = self.store.damage()
+        if damage != self.health.damage:
+            log.warning("%s", damage or f"over: {self.health.damage}")
+        self.health.damage = damage
 
     def sweep(self) -> None:
         """Removes this server's outputs of runs that any server has deleted from the store. Raises as the store, and

@@ -16,6 +16,7 @@ from sqlalchemy import BigInteger, Table, cast, delete, func, insert, select, tu
 
 from cmroot.root import FORMAT
 from cmroot.store.place import as_written
+from replicator.core.logging import Periodic
 from replicator.core.text import parse_duration
 from replicator.errors import Error
 from replicator.service.measuring import PERIOD, Apart, LagWatch, MeasuredLag
@@ -138,7 +139,7 @@ def thin(store: ServiceStore, keep: float) -> None:
 
 
 def _record(store: ServiceStore, table: Table, found: Any, **key: str) -> None:
-    with store.transaction() as connection:
+    with store.uncounted() as connection:  # a page with a chart loads again by itself
         same = [table.c[name] == value for name, value in key.items()]
         connection.execute(delete(table).where(*same, table.c.at == found.at))
         connection.execute(insert(table).values(**vars(found)))
@@ -162,6 +163,7 @@ AGAIN = 60.0  # seconds before a root that does not exist or cannot be measured 
 GRACE = 5.0
 
 log = logging.getLogger(__name__)
+repeated = Periodic(log, every=600.0)
 
 
 @dataclass
@@ -260,6 +262,6 @@ def _repeat(scheduler: Scheduler, step: Callable[[], None], seconds: float) -> N
             if scheduler.health.leads:
                 step()
         except Error as error:
-            log.warning("series: %s", error.message)
+            repeated.warning("series: %s", error.message)
         except Exception:  # continues, as the scheduler does
             log.exception("series: internal error")

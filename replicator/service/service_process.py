@@ -22,11 +22,13 @@ from replicator.core.not_replicated import Report
 from replicator.core.option import arg, opt, python_only
 from replicator.core.runtime import Stop
 from replicator.errors import UsageError
-from replicator.service.admission import Admission, gated, uvicorn_limits
+from replicator.service.admission import Admission
 from replicator.service.alerts import Alerter
 from replicator.service.api_tokens import Role, create_token, revoke_token, tokens
+from replicator.service.client_connections import gated, uvicorn_limits
 from replicator.service.measuring import LagWatch
 from replicator.service.metrics import SlowWatch
+from replicator.service.pages.rendering import bodies_of
 from replicator.service.runs import iso
 from replicator.service.scheduler import Scheduler
 from replicator.service.series import LagRecorder, SizeRecorder
@@ -74,9 +76,10 @@ def run_service(settings: ServiceSettings) -> None:
 
         slow = SlowWatch(store, lambda: scheduler.config, lambda: scheduler.health.leads, watch, scheduler.stopping)
         application = make_app(Serving(store, scheduler, watch), open_to_all=open_to_all, moment=MOMENT)
+        headers = HEADERS | {"Cache-Control": "no-store"}
         server = AnsweringServer(
             uvicorn.Config(
-                Admission(application, config.service, HEADERS | {"Cache-Control": "no-store"}),
+                Admission(application, config.service, headers, bodies_of(application)),
                 host=host,
                 port=port,
                 log_config=None,
@@ -85,7 +88,7 @@ def run_service(settings: ServiceSettings) -> None:
                 timeout_graceful_shutdown=SLOW,
                 ssl_certfile=os.fspath(settings.certificate) if settings.certificate else None,
                 ssl_keyfile=os.fspath(settings.key) if settings.key else None,
-                **uvicorn_limits(config.service.limits),
+                **uvicorn_limits(config.service.limits, config.service.proxy),
             )
         )
         threads = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -85,6 +87,9 @@ class ServiceStore(RunHistory):
     def prepare(self) -> None:
         """Creates or migrates the tables. May run twice, and on several servers: one of them waits, or fails and
         retries."""
+        if self.file is not None and not self.file.exists():
+            with contextlib.suppress(OSError):  # the first transaction reports it
+                os.close(os.open(self.file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         if self.revision(REVISIONS, REVISION) != REVISION:
             self.migrate(Path(__file__).parent / "migrations", REVISIONS)
 
@@ -97,11 +102,16 @@ class ServiceStore(RunHistory):
         """Returns the same within a transaction."""
         return self._now(connection)
 
+    def check_writable(self) -> None:
+        """Writes, without a change: a store that only answers cannot record a run."""
+        with self.writing(), self.uncounted() as connection:
+            connection.execute(update(lease).values(expires=lease.c.expires))
+
     # ---- the scheduler's lease ------------------------------------------------------------------------------------
 
     def lead(self, holder: str, seconds: float) -> int | None:
         """Acquires or renews the lease for `seconds`. Returns its epoch; None: another server has it."""
-        with self.transaction() as connection:
+        with self.uncounted() as connection:
             now = self._now(connection)
             mine, free = lease.c.holder == holder, lease.c.expires <= now
             ahead = lease.c.expires > now + 2 * seconds  # by a clock set back since: its holder may be gone

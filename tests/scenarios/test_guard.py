@@ -360,6 +360,11 @@ def test_holds_and_the_record_are_reports_in_python(root: ChangeRoot, capsys: py
     none = replicator.audit_ls(cmroot=root.place, object="no.t").to_arrow()
     assert none.num_rows == 0 and none.column_names == shown.to_arrow().column_names
     assert replicator.audit_ls(cmroot=root.place, limit=1).more
+    later = begin_audit(root.place, "earlier in the alphabet")
+    later.intended([removal("/w/c", object="sales.v")])
+    first, last = (replicator.audit_ls(cmroot=root.place, newest=each, limit=1) for each in (False, True))
+    assert (first.found[0].run, last.more) == (later.run, True)
+    assert last.found[0].time == max(row.time for row in replicator.audit_ls(cmroot=root.place).found)
     assert command(["audit", "ls", "--cmroot", root.place, "--object", "sales.t", "--json"]) == 0
     assert capsys.readouterr().out == json.dumps(shown.to_dict()) + "\n"
     with pytest.raises(ObjectNotFound):

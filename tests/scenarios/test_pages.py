@@ -77,6 +77,8 @@ class World:
         some = ["/", "/policies/west", "/jobs", job, "/jobs/hangs", "/runs", f"/runs/{run}", "/runs?state=lost"]
         roots = ["/cmroot", usage, "/removals", f"/tables/{self.shop}.days", f"/tables/{self.shop}.none", "/drills"]
         roots += [
+            "/legal-holds",
+            "/audit?since=-1d",
             "/purges",
             f"/purges/{PURGE}",
             f"/removals/why?job=clean&path={quote(str(self.service.here))}/data/set",
@@ -84,7 +86,12 @@ class World:
         policies = [
             "/policies/west/restore-points",
             "/turns",
+            "/policies",
+            "/tables?search=day",
+            "/tables/totals",
+            "/plans",
             "/checks",
+            "/alerts",
             f"/runs/{self.checked}",
             f"/runs/{self.hangs}",
         ]
@@ -110,6 +117,7 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
             f'"{IMAGE}"': {"command": ["cm", "ls", "--cmroot", str(here / MARKUP)], "every": "1d"},
             "check": {"command": ["check", "west"], "every": "1d"},
             "clean": {"command": ["retention", "run", *_retention(here), "--cmroot", root, "--dry-run"], "every": "1d"},
+            "hourly": {"command": ["ingest", "request", "crm:public.t", "--asset", "crm"], "cron": "0 * * * *"},
             "hangs": hanging(f"thrift://127.0.0.1:{listening.getsockname()[1]}", here),
         }
         west = {
@@ -146,8 +154,10 @@ def _land(url: str) -> None:
     with IngestionStore(url) as store:
         store.prepare()
         store.put_asset(Asset(name="crm", owner="olga", producers=("me",), note=MARKUP, created_by=IMAGE))
-        for number in range(3):
-            store.submit(Request(asset="crm", source="crm", schema="public", table=f"t{number}", requested_by="me"))
+        more: list[dict[str, Any]] = [{}, {"max_loss": 0.75}, {"mode": "append", "watermark": "id", "late": "10m"}]
+        for number, given in enumerate(more):
+            asked = {"asset": "crm", "source": "crm", "schema": "public", "table": f"t{number}", "requested_by": "me"}
+            store.submit(Request(**asked, **given))
         landed, failed = (store.claim("c", 60.0, 9, 1.0) for _ in range(2))
         assert landed and failed
         for step in STEPS[: STEPS.index("publish")]:
@@ -244,12 +254,35 @@ def sign_in(page: Any, token: str) -> None:
 # ---- to read ---------------------------------------------------------------------------------------------------------
 
 
+def test_pages_are_in_groups_and_in_one_menu_on_a_phone(chromium: Any, world: World) -> None:
+    page, _ = visit(chromium, world, viewport=USUAL, java_script_enabled=False)
+    groups = page.get_by_role("navigation", name="Groups of pages")
+    assert groups.inner_text().split("\n") == [
+        *("Overview", "Replication", "Change log", "Removals", "Ingestion", "Service")
+    ]
+    assert page.get_by_text("Menu").is_hidden()
+    for group, pages in (
+        ("Replication", "Policies Tables Runs Plans Role changes Drills"),
+        ("Change log", "$cmroot Find a file Recovery points"),
+        ("Removals", "Pending removals Legal holds Purges Audit"),
+        ("Service", "Jobs Checks Alerts Tokens Actions"),
+    ):
+        groups.get_by_role("link", name=group).click()
+        assert page.get_by_role("navigation", name=f"Pages of {group}").inner_text().replace("\n", " ") == pages, group
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.locator("header").bounding_box()["height"] < 120 and groups.is_hidden()
+    page.get_by_text("Menu").click()
+    page.get_by_role("navigation", name="Menu").get_by_role("link", name="Audit").click()
+    assert page.get_by_role("heading", level=1).inner_text().startswith("Audit")
+    page.context.close()
+
+
 def test_anybody_can_use_each_page(chromium: Any, axe: str, world: World) -> None:
     page, complaints = visit(chromium, world, viewport=USUAL)
     page.set_content("<title>x</title><img src='data:,'>")
     assert any("image-alt" in each for each in violations(page, axe))
     sign_in(page, world.token)
-    for place in [*world.places, "/actions"]:
+    for place in [*world.places, "/actions", "/tokens"]:
         page.goto(place)
         assert violations(page, axe) == [], place
         page.emulate_media(color_scheme="dark")
@@ -309,30 +342,30 @@ def test_everything_works_without_scripts(chromium: Any, world: World) -> None:
         assert page.get_by_role("heading", level=1).inner_text(), place
     sign_in(page, world.token)
     page.goto("/jobs/hangs")
-    page.get_by_label("Why pause").fill("without scripts")
+    page.get_by_label("Reason to pause").fill("without scripts")
     page.get_by_role("button", name="Pause").click()
     assert "Paused by me: without scripts" in page.locator("main").inner_text()
-    page.get_by_label("Why resume").fill("again")
     page.get_by_role("button", name="Resume").click()
     assert "Paused by" not in page.locator("main").inner_text()
     page.goto("/removals")
     page.get_by_label("Hold ", exact=False).first.click()
-    page.get_by_label("Why hold").fill(MARKUP)
+    page.get_by_label("Reason to hold").fill(MARKUP)
     page.get_by_role("button", name="Hold").click()
     row = page.get_by_role("row").filter(has_text="data/set/v1").first
     hold = row.get_by_text("held by").inner_text().rpartition(" ")[2]
+    page.get_by_role("link", name="Legal holds").last.click()
     page.get_by_label(f"Release {hold}").click()
-    page.get_by_role("row").filter(has_text=hold).get_by_label("Why release").fill("over")
+    page.get_by_role("row").filter(has_text=hold).get_by_label("Reason to release").fill("over")
     page.get_by_role("row").filter(has_text=hold).get_by_role("button", name="Release").click()
     assert hold not in page.locator("main").inner_text()
     page.goto("/cmroot")
-    page.get_by_label("Name of a hold").fill("again")
-    page.get_by_label("Why hold").fill(MARKUP)
+    page.get_by_label("Name of the hold").fill("again")
+    page.get_by_label("Reason to hold").fill(MARKUP)
     page.get_by_role("button", name="Hold this recovery point").click()
     again = page.get_by_role("row").filter(has_text="again")
     assert f"{MARKUP} (me)" in again.inner_text()
     again.get_by_label("Release again").click()
-    again.get_by_label("Why release").fill("over")
+    again.get_by_label("Reason to release").fill("over")
     again.get_by_role("button", name="Release").click()
     assert page.get_by_role("row").filter(has_text="again").count() == 0
     said = world.service.get("actions", headers={"Authorization": f"Bearer {world.token}"})["items"][:4]
@@ -389,7 +422,7 @@ def test_ingestion_says_who_waits_and_what_failed_and_its_forms_act(chromium: An
     main = page.locator("main").inner_text()
     for part in (
         "0 of 4 slots in use, at most 2 of one asset",
-        "1 queued, 1 failed_user",
+        "1 queued, 1 failed (request)",
         "100.0%",
         "1,002",
         "4.0 MiB",
@@ -405,12 +438,19 @@ def test_ingestion_says_who_waits_and_what_failed_and_its_forms_act(chromium: An
     page.goto("/ingestion/jobs/1")
     assert "2 left out; the source still has them" in page.locator("main").inner_text()
     assert page.get_by_role("button", name="Cancel").count() == 0, "it is done"
+    page.goto("/ingestion/jobs/2")
+    assert "75% of the landed rows" in page.locator("main").inner_text()
     page.goto("/ingestion/jobs/3")
-    page.get_by_label("Why cancel").fill("not needed")
+    assert "up to 10m after greater values of the watermark" in page.locator("main").inner_text()
+    page.get_by_label("Reason to cancel").fill("not needed")
     page.get_by_role("button", name="Cancel").click()
     assert "Cancelled by me." in page.locator("main").inner_text()
     page.get_by_role("link", name="crm", exact=True).click()
-    page.get_by_label("Why approve").fill(MARKUP)
+    schedule = page.get_by_role("table", name="Schedules").inner_text()
+    assert "hourly" in schedule and "ingest request crm:public.t --asset crm" in schedule and "in " in schedule, (
+        schedule
+    )
+    page.get_by_label("Reason to approve").fill(MARKUP)
     page.get_by_role("button", name="Approve").click()
     assert "Approved by me." in page.locator("main").inner_text()
     page.context.close()
@@ -434,6 +474,7 @@ def test_only_what_has_changed_is_swapped(chromium: Any, world: World) -> None:
     page.get_by_role("link", name="hangs").focus()
     page.evaluate("document.querySelector('tbody').remembered = true")
     page.evaluate("document.querySelector('.as-of time').setAttribute('title', 'old')")
+    page.evaluate("document.querySelector('#live').removeAttribute('hx-headers')")  # as if it had changed
     with page.expect_response(lambda answer: answer.request.headers.get("hx-request") == "true"):
         page.clock.run_for(11_000)
     page.wait_for_function("document.querySelector('.as-of time').title !== 'old'")
@@ -454,6 +495,9 @@ def test_a_policy_says_what_to_do_with_its_own_values(chromium: Any, world: Worl
     config = world.service.here / "replicator.toml"
     for line in ("sync west", "switchover west --to target", "repair west --dry-run"):
         assert f"replicator --config {config} {line}" in main, line
+    book = page.get_by_role("link", name="repair-a-replica").get_attribute("href")
+    assert "<h1>Repair a replica" in web.get(f"{world.url}{book}").text
+    assert web.get(f"{world.url}/runbooks/..%2Findex").status_code == 404
     assert page.locator("#differences ~ ul").first.inner_text().splitlines() == [
         f"{world.shop}.{IMAGE}",
         f"{world.shop}.days",
@@ -496,7 +540,7 @@ def test_a_run_shows_its_progress_while_it_is_at_work(world: World) -> None:
 
     page = eventually(shown)
     assert "1 of 4, 2 files, 2.0 MiB of 8.0 MiB" in page and '<progress max="8388608" value="2097152"' in page
-    assert "left</p>" in page and 'hx-trigger="every 5s"' in page
+    assert "left</p>" in page and 'hx-trigger="every 2s"' in page
     page = web.get(f"{world.url}/runs/{world.service.runs(IMAGE)[0]['id']}").text
     assert page.count("<details><summary>Its answer, as JSON</summary>") == 1
 
@@ -512,15 +556,13 @@ def test_a_person_signs_in_acts_and_signs_out(chromium: Any, world: World) -> No
     sign_in(page, world.token)
     page.wait_for_url("**/jobs")
     page.goto("/jobs/hangs")
-    page.get_by_label("Why pause").fill(f"month's end {MARKUP}")
+    page.get_by_label("Reason to pause").fill(f"month's end {MARKUP}")
     page.get_by_role("button", name="Pause").click()
     page.get_by_text(f"Paused by me: month's end {MARKUP}").wait_for()
-    page.get_by_label("Why resume").fill("it is over")
     page.get_by_role("button", name="Resume").click()
-    page.get_by_label("Why run now").fill("now")
     page.get_by_role("button", name="Run now").click()
     page.wait_for_url("**/runs/*")  # the one that is at work
-    page.get_by_label("Why cancel").fill("enough")
+    page.get_by_label("Reason to cancel").fill("enough")
     page.get_by_role("button", name="Cancel this run").click()
     page.get_by_text("cancellation requested by me").wait_for()
     page.goto("/actions")
@@ -528,8 +570,8 @@ def test_a_person_signs_in_acts_and_signs_out(chromium: Any, world: World) -> No
     said = world.service.get("actions", headers={"Authorization": f"Bearer {world.token}"})["items"][:4]
     assert [(each["action"], each["reason"]) for each in said] == [
         ("cancel", "enough"),
-        ("run", "now"),
-        ("resume", "it is over"),
+        ("run", ""),
+        ("resume", ""),
         ("pause", f"month's end {MARKUP}"),
     ]
     page.get_by_role("button", name="Sign out").click()

@@ -15,6 +15,7 @@ import pytest
 import web
 import yaml
 from lab import Lab
+from names import unique
 from postgres import Postgres
 from running_service import Service, hanging, processes
 from waiting import eventually
@@ -23,6 +24,7 @@ from replicator.core import database
 from replicator.core.database import Database
 from replicator.errors import Error, Refused, StoreUnreachable
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
 from replicator.service.jobs import Every, Job
 from replicator.service.runs import Ended
 from replicator.service.store import (
@@ -313,3 +315,42 @@ def test_who_asks_all_the_time_waits_for_no_long_answer(postgres: Postgres) -> N
                 connection.exec_driver_sql("SELECT pg_sleep(0.3)")
             driver.patience = usual
             assert usual == 1.25 * database.ANSWER
+
+
+def test_schedules_request_and_land_the_tables_of_an_asset(service: Service, source_metastore: Running) -> None:
+    asset, here = unique("sales"), service.here
+    drop = here / "drop" / "day" / "orders"
+    drop.mkdir(parents=True)
+    (drop / "_description.json").write_text('{"format": "csv", "columns": [{"name": "id", "type": "bigint"}]}')
+    (drop / "a.csv").write_text("id\n1\n2\n")
+    jobs = {
+        "orders": {"command": ["ingest", "request", "drop:day", "--include", "ord.*", "--asset", asset], "every": "1d"},
+        "land": {"command": ["ingest", "run"], "cron": "0 0 1 1 *"},
+    }
+    ingestion = {"metastore": source_metastore.uri, "landing": str(here / "landing"), "log": f"{asset}.log"}
+    zone = {"ingestion.sources.drop": {"path": str(here / "drop")}}
+    service.configure(jobs, more={"ingestion": {**ingestion, "single_user": True}, **zone})
+    for line in (f"asset create {asset} --source drop", f"asset approve {asset}"):
+        assert service.command(*line.split()).returncode == 0
+    who = service.token("me", "admin")
+    service.start()
+    run = eventually(lambda: (runs := service.runs("orders")) and runs[0]["ended"] and runs[0])
+    assert run["state"] == "done", run
+    (job,) = service.get("ingestion/requests", headers=who)["jobs"]
+    assert (job["asset"], job["source"], job["state"]) == (asset, "drop:day.orders", "queued")
+    land, orders = service.get("jobs", headers=who)["items"]
+    assert (orders["asset"], orders["schedule"], land["asset"]) == (asset, "every 86400 s", "") and orders["next"]
+    page = web.get(f"{service.urls[0]}/ingestion/assets/{asset}", headers=who).text
+    assert "Schedules" in page and "Single-user mode, for trying only" in page
+    assert web.post(f"{service.urls[0]}/api/v1/jobs/land:run", json={}, headers=who).status_code == 202
+    run = eventually(lambda: (runs := service.runs("land")) and runs[0]["ended"] and runs[0])
+    assert run["state"] == "done", run
+    (job,) = service.get("ingestion/requests", headers=who)["jobs"]
+    assert (job["state"], job["rows"]) == ("done", 2)
+    schema = {"table": "drop:day", "asset": asset}
+    refused = web.post(f"{service.urls[0]}/api/v1/ingestion/requests", json=schema, headers=who)
+    assert refused.status_code == 400 and "SOURCE:SCHEMA.TABLE" in refused.text
+    with connect(source_metastore.uri) as metastore:  # jobs that remove read all of it
+        for db, table in ((f"{asset}_day", "orders"), (asset, "log")):
+            metastore.drop_table(db, table)
+            metastore.drop_database(db)

@@ -150,6 +150,11 @@ def test_a_plan_is_made_approved_and_applied(world: World) -> None:
     shown = world.service.get(f"plans/{plan}")
     assert (shown["state"], shown["made_by"], shown["reason"]) == ("planned", "op", "month's end")
     assert (shown["price"]["files"], shown["price"]["bytes"], shown["empty"]) == (2, 3, False)
+    assert {(each["does"], each["kind"]) for each in shown["changes"]} == {
+        *(("create", "database"), ("create", "table"), ("copy", "directory"))
+    }
+    copies = [each for each in shown["changes"] if each["does"] == "copy"]
+    assert sum(each["files"] for each in copies) == 2 and sum(each["bytes"] for each in copies) == 3
     for action in ("approve", "refuse", "apply"):
         assert world.post(f"plans/{plan}:{action}", who="other").status_code == 403
     unapproved = world.post(f"plans/{plan}:apply", {"confirm": name})
@@ -198,7 +203,7 @@ def test_a_plan_is_decided_and_applied_on_its_page(world: World) -> None:
     assert made.url.path == f"/plans/{plan}" and "&lt;i&gt;month" in made.text, made.text
     world.ended(plan)
     shown = page.get(f"/plans/{plan}").text
-    assert "Copies 1 files (4 B)" in shown and "No decision yet" in shown and "/apply" not in shown, shown
+    assert "Copies 1 file (4 B)" in shown and "No decision yet" in shown and "/apply" not in shown, shown
     approved = page.post(f"/plans/{plan}/approve", data={"csrf": own, "reason": "looked at"})
     assert "approved by op: looked at" in approved.text and f'action="/plans/{plan}/apply"' in approved.text
     wrong = page.post(f"/plans/{plan}/apply", data={"csrf": own, "confirm": "other"})

@@ -22,6 +22,7 @@ from replicator.commands.guard import legal_hold_add
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.drill_record import Drill, Drills
+from replicator.service.store import ServiceStore
 
 ROWS = "rows of days/a"
 """Of each partition that is to go."""
@@ -96,6 +97,8 @@ def world(
     )
     made.viewer = made.service.token("viewer")
     made.west = made.service.token("west", "viewer", made.policy)
+    with ServiceStore(made.service.store) as store:
+        store.pause("other", "me", "a policy that never ran")
     made.url = made.service.start("--require-token")
     yield made
     made.service.stop()
@@ -271,7 +274,7 @@ def test_what_has_not_changed_is_not_sent_again(world: World) -> None:
         ("cmroot/ls?table=--limit", 200, ""),
         ("housekeeping/items?status=gone", 400, "not an item state"),
         ("tables/none/timeline", 400, "not a table name"),
-        ("tables/..%2Fetc.x/timeline", 404, ""),
+        ("tables/..%2Fetc.x/timeline", 400, "not a table name"),
         ("nothing", 404, "Not Found"),
     ],
 )

@@ -219,7 +219,10 @@ def test_a_full_disk_is_told_and_left_behind(small: Callable[[str], Path], servi
     assert "full" in trouble[0], trouble
     assert web.get(f"{service.urls[0]}/healthz").status_code == 200
     assert web.get(service.urls[0]).status_code == 200
+    ready = web.get(f"{service.urls[0]}/readyz")
+    assert ready.status_code in (503, 507) and "full" in ready.text
     fill.unlink()
+    eventually(lambda: web.get(f"{service.urls[0]}/readyz").status_code == 200)
     eventually(lambda: not service.get("status")["trouble"])
     before = {each["id"] for each in ended(service, "often")}
     eventually(lambda: {each["id"] for each in ended(service, "often")} - before)

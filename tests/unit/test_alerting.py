@@ -381,3 +381,31 @@ def test_a_mail_server_is_told_only_with_a_certificate_that_is_trusted(
             assert (failure in said and bool(failure) == bool(said)) and letters.count == number, said
     finally:
         server.stop()
+
+
+def test_a_store_that_is_gone_is_told_without_it(
+    world: Callable[..., World], receiver: tuple[str, list[dict[str, str]]], tmp_path: Path
+) -> None:
+    url, got = receiver
+    got.clear()
+    here = world(webhooks={"page": {"url": url}}, repeat="1h")
+    alerter, now = here.alerter, time.time()
+    alerter.clock = lambda: now
+    file = tmp_path / "s.sqlite"
+    file.rename(tmp_path / "aside")
+    for seconds, events in (
+        (0.0, []),
+        (29.0, []),
+        (31.0, ["raised"]),
+        (60.0, ["raised"]),
+        (3700.0, ["raised", "still"]),
+    ):
+        now = time.time() + seconds
+        alerter.turn()
+        assert [each["event"] for each in got] == events
+    assert not file.exists(), "no empty one is begun"
+    (tmp_path / "aside").rename(file)
+    alerter.turn()
+    alerter.turn()
+    assert [each["event"] for each in got] == ["raised", "still", "over"] and len({each["id"] for each in got}) == 1
+    assert got[0]["kind"] == "store" and "removed or replaced" in got[0]["text"]

@@ -141,6 +141,18 @@ def test_each_value_has_its_source_and_no_secret_is_shown(file: Path) -> None:
         ("password: cannot be read from env:NONE", "password: *** be read from env:NONE"),
         ("no secret here, 12 keys", "no secret here, 12 keys"),
         ("run --api-token abc --json", "run --api-token *** --json"),
+        ("hive2://me:pa/ss@host/db", "hive2://***@host/db"),
+        ("thrift://a:9083, s3://bucket/a@b", "thrift://a:9083, s3://bucket/a@b"),
+        ("jdbc:oracle:thin:scott/tiger@//h:1521/s", "jdbc:oracle:thin:***@//h:1521/s"),
+        ("sent rpl_0123456789abcdefghij-_ to it", "sent *** to it"),
+        ("a eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl b", "a *** b"),
+        ("AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "***:***"),
+        ("key AKIAIOSFODNN7EXAMPLE secret wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY end", "key *** secret *** end"),
+        ("<name>a.Password</name>\n  <value>pw1</value>", "<name>a.Password</name>\n  <value>***</value>"),
+        ("<value>pw2</value><name>a.secret.key</name>", "<value>***</value><name>a.secret.key</name>"),
+        ('<property name="db.password" value="pw3"/>', '<property name="db.password" value="***"/>'),
+        ("mysql -h db -u me -pS3cret shop", "mysql -h db -u me -p*** shop"),
+        ("sshpass -p S3cret ssh h", "sshpass -p *** ssh h"),
     ],
 )
 def test_secrets_are_masked_where_tools_write_them(text: str, masked: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from waiting import CEILING, eventually
 
+from cmroot.root import create_or_open
 from replicator.cli.main import run
 from replicator.cli.output import begin_logging, end_logging
 from replicator.core.logging import LogConfig, lines_about, own_lines_about, step
@@ -127,6 +129,7 @@ def test_passwords_of_urls_and_others_debug_lines_stay_out(capsys: pytest.Captur
     assert "hush" not in err
     assert [json.loads(line)["message"] for line in err.splitlines()] == ["postgresql://***@...", "signs", "ours"]
     assert without_credentials("thrift://a:9083, s3://bucket/a@b") == "thrift://a:9083, s3://bucket/a@b"
+    assert without_credentials("GET 'https://h/c?sig=abc&x=1' 200") == "GET 'https://h/c?...' 200"
 
 
 def test_a_run_of_the_service_has_its_id_in_each_line(tmp_path: Path) -> None:
@@ -135,6 +138,19 @@ def test_a_run_of_the_service_has_its_id_in_each_line(tmp_path: Path) -> None:
     assert (ended.state, ended.exit_code) == ("failed", 1)
     said = lines(tmp_path / "run-7" / "log.txt")
     assert said and {each["service_run"] for each in said} == {"run-7"}
+
+
+def test_a_run_whose_report_does_not_fit_on_the_disk_has_done_its_work(
+    tmp_path: Path, small: Callable[[str], Path]
+) -> None:
+    create_or_open(str(tmp_path / "cm"))
+    logs = small("size=64k")
+    with contextlib.suppress(OSError), (logs / "full").open("wb", buffering=0) as full:
+        while full.write(bytes(4096)):
+            pass
+    child = Child("nightly", ["-v", "cm", "ls", "--cmroot", str(tmp_path / "cm"), "--json"], logs / "run-8", 1.0)
+    ended = eventually(child.ended)
+    assert (ended.state, ended.exit_code) == ("done", 0) and "disk of `logs`" in ended.message
 
 
 def test_a_step_tells_its_seconds_also_when_it_fails(capsys: pytest.CaptureFixture[str]) -> None:

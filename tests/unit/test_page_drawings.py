@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
-from replicator.service.pages.chart import LagPoint, size_chart_of
-from replicator.service.pages.root_routes import lifeline_of
+from replicator.service.pages.chart import LagPoint, lifeline_of, size_chart_of
 
 
 def entry(at: str, kind: str, what: str = "x", text: str = "") -> dict[str, Any]:
@@ -39,4 +39,7 @@ def test_a_size_has_an_axis_of_binary_units_and_gaps_where_nobody_knows() -> Non
     assert chart is not None and chart.objective is None and chart.points == []
     assert [each.text for each in chart.across] == ["0 B", "4.0 MiB", "8.0 MiB"]
     assert [len(each.split()) for each in chart.lines] == [1, 2]
+    assert [each.text for each in chart.values] == ["3.0 MiB", "not known", "9.0 MiB", "8.0 MiB"]
+    strips = [(each.x, each.x + each.width) for each in chart.values]
+    assert all(left[1] == right[0] for left, right in pairwise(strips)), "a pointer is over one value anywhere"
     assert size_chart_of(points[:1]) is None

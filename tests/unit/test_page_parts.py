@@ -41,9 +41,18 @@ from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_
 from replicator.service.pages.page_routes import about_of, figures_of, tasks_of
 from replicator.service.pages.rendering import HERE, lines, safe_place, said, schedule, when
 from replicator.service.pages.root_routes import shown_roots
-from replicator.service.pages.runbook import RUNBOOKS, filled, kinds_of, values_of
+from replicator.service.pages.runbook import (
+    REPOSITORY,
+    RUNBOOKS,
+    filled,
+    kinds_of,
+    runbook_html,
+    runbook_names,
+    values_of,
+)
 from replicator.service.runs import TOO_LONG, Ended, ServiceRun
 from replicator.service.store import AdHocRun, ServiceStore
+from replicator.service.web.policy_actions import changes_of
 from replicator.service.web.responses import JobView, PolicyView, RunView, ServiceStatus
 
 DOCS = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists()) / "docs"
@@ -111,6 +120,12 @@ def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
         ("full", "free it", 7.0),
     ]
     assert (need.subject, need.place, need.run, need.next) == ("west", "/policies/west", "r1", NOW)
+
+
+def test_a_policy_whose_side_is_away_is_not_in_sync() -> None:
+    away = replace(POLICY, trouble=("source: refused",))
+    (item,) = attention_items(STATUS, [away], [], [], CONTEXT)
+    assert item.word == "unreachable", "its state is that of the last answer"
 
 
 def test_one_cause_is_said_once_with_its_hint() -> None:
@@ -212,6 +227,12 @@ def test_a_line_has_gaps_where_nobody_knows_and_keeps_its_peaks() -> None:
     assert later is not None and [each.x for each in later.ticks] == [WIDE.left], "runs from before it was measured"
     heights = [float(pair.split(",")[1]) for line in chart.lines for pair in line.split()]
     assert len(heights) <= 240 and min(heights) < chart.bottom / 4, "the peak is drawn"
+
+
+def test_a_line_has_a_gap_where_nothing_was_measured() -> None:
+    samples = [LagPoint(30.0 * number, 5.0) for number in range(100) if not 40 <= number < 60]
+    chart = chart_of(samples, [], None)
+    assert chart is not None and [len(each.split()) for each in chart.lines] == [40, 40]
 
 
 def test_times_are_relative_with_the_absolute_one_at_hand() -> None:
@@ -356,6 +377,26 @@ def store(tmp_path: Path) -> Iterator[ServiceStore]:
         yield made
 
 
+def test_a_plan_names_everything_that_it_changes() -> None:
+    gone = {"object": "d.t", "partition": "p=1", "files": 2, "bytes": 9, "why": "dropped", "partitions": 1}
+    steps = {
+        "create_tables": ["d.new"],
+        "alter_tables": ["d.t"],
+        "drop_tables": ["d.old"],
+        "locations": {"d.new": "/w"},
+    }
+    load = {"steps": steps, "gone": [gone], "copies": [{"directory": "/w/new", "files": 3, "bytes": 7}]}
+    found = changes_of({"loads": [load], "drops": ["d.old", "d.t/p=1", "left"]})
+    assert [(each.does, each.object, each.files) for each in found] == [
+        ("create", "d.new", None),
+        ("alter", "d.t", None),
+        ("drop", "d.old", None),
+        ("copy", "/w/new", 3),
+        ("drop", "d.t/p=1", 2),
+        ("drop", "left", None),
+    ]
+
+
 def test_a_session_ends_with_its_token(store: ServiceStore, tmp_path: Path) -> None:
     token = create_token(store, "me", "operator", ["west"], 1000.0)
     assert sign_in(store, "rpl_wrong") is None
@@ -390,3 +431,13 @@ def test_a_session_ends_by_time_and_by_signing_out(store: ServiceStore, monkeypa
 def test_a_form_is_of_one_cookie() -> None:
     assert is_csrf_of("a", csrf_of("a"))
     assert not is_csrf_of("a", csrf_of("b")) and not is_csrf_of("a", "") and not is_csrf_of("a", "é\ud800")
+
+
+@pytest.mark.parametrize("name", runbook_names())
+def test_a_runbook_is_a_page_whose_links_lead_somewhere(name: str) -> None:
+    html = runbook_html(name)
+    links = re.findall(r'href="([^"#]*)', html)
+    known = {f"/runbooks/{each}" for each in runbook_names()}
+    known |= {f"{REPOSITORY}{each.name}" for each in DOCS.iterdir()}
+    assert set(links) <= known and "<h1>" in html and "<table>" in html and "](" not in html
+    assert {each.page for each in RUNBOOKS.values()} <= set(runbook_names())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +19,12 @@ from sqlalchemy import event
 from waiting import CEILING, eventually
 
 from replicator.core.config import read_config
-from replicator.errors import ConfigError, Refused, UsageError
+from replicator.errors import ConfigError, Refused, StoreUnreachable, UsageError
 from replicator.service import scheduler as scheduling
 from replicator.service.api_tokens import create_token
 from replicator.service.jobs import Cron, Every, Job
 from replicator.service.measuring import LagWatch
-from replicator.service.runs import SCHEDULE, Ended
+from replicator.service.runs import SCHEDULE, Ended, lacking_in
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ALL, AdHocRun, ServiceStore
 from replicator.service.web.app import make_app
@@ -113,6 +115,19 @@ def test_a_refused_run_names_the_state_of_the_other_one(store: ServiceStore) -> 
     assert store.begin(there, "one", store.lead("one", LEASE) or 0)
     with pytest.raises(Refused, match="verify:w is running with other options"):
         store.enqueue(other, store.now(), by="me")
+
+
+def test_renewing_the_lease_or_trying_to_write_is_no_change(store: ServiceStore) -> None:
+    """Open pages are sent again at each change."""
+    assert store.lead("one", LEASE) == 1
+    before = store.changes
+    assert store.lead("one", LEASE) == 1
+    store.check_writable()
+    assert store.changes == before
+    with store.together():
+        store.pause("j", "me", "why")
+        store.check_writable()
+    assert store.changes == before + 1
 
 
 def test_what_its_server_ended_is_due_again_once(store: ServiceStore) -> None:
@@ -290,3 +305,96 @@ def test_a_step_in_trouble_is_a_step_and_one_that_hangs_is_none(
     assert scheduler.health.trouble and asyncio.run(healthz()) == 200
     scheduler.health.step -= 2 * LEASE
     assert asyncio.run(healthz()) == 503
+
+
+def ready_of(scheduler: Scheduler) -> tuple[int, str]:
+    serving = Serving(scheduler.store, scheduler, LagWatch(lambda: scheduler.config, threading.Event()))
+    client = httpx.AsyncClient(
+        transport=httpx.ASGITransport(make_app(serving, open_to_all=True)), base_url="http://localhost"
+    )
+    answer = asyncio.run(client.get("/readyz"))
+    return answer.status_code, answer.text
+
+
+def test_a_server_whose_store_was_removed_or_replaced_is_not_ready_and_records_nothing(
+    store: ServiceStore, tmp_path: Path
+) -> None:
+    scheduler = scheduler_of(store, tmp_path, "")
+    scheduler.step()
+    assert ready_of(scheduler)[0] == 200
+    file, aside = tmp_path / "s.sqlite", tmp_path / "aside"
+    file.rename(aside)
+    code, text = ready_of(scheduler)
+    assert code == 503 and "removed or replaced" in text
+    with pytest.raises(StoreUnreachable):
+        store.pause("a", "me", "")
+    shutil.copy(aside, file)
+    with pytest.raises(StoreUnreachable):
+        store.pause("a", "me", "")
+    scheduler.step()
+    assert "removed or replaced" in scheduler.health.trouble
+    aside.replace(file)
+    scheduler.step()
+    assert ready_of(scheduler)[0] == 200
+
+
+def test_damage_in_the_middle_of_the_store_is_found(store: ServiceStore, tmp_path: Path) -> None:
+    scheduler = scheduler_of(store, tmp_path, "a")
+    scheduler.step()
+    scheduler._check_store()
+    assert ready_of(scheduler)[0] == 200
+    file = tmp_path / "s.sqlite"
+    with store.transaction() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    size = file.stat().st_size
+    with file.open("r+b") as pages:
+        pages.seek(size // 2)
+        pages.write(b"\xa5" * 8192)
+    scheduler._check_store()
+    code, text = ready_of(scheduler)
+    assert code == 503 and "is damaged" in text
+
+
+def test_a_trouble_is_logged_once_and_so_is_its_end(
+    store: ServiceStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = scheduler_of(store, tmp_path, "")
+    file, aside = tmp_path / "s.sqlite", tmp_path / "aside"
+    scheduler.step()
+    file.rename(aside)
+    caplog.clear()
+    for _ in range(3):
+        scheduler.step()
+    aside.rename(file)
+    for _ in range(3):
+        scheduler.step()
+    lines = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(lines) == 2 and lines[1] == f"over: {lines[0]}"
+
+
+def test_store_and_outputs_are_for_their_owner_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with ServiceStore(f"sqlite:///{tmp_path}/own.sqlite") as store:
+            store.prepare()
+            scheduler = scheduler_of(store, tmp_path, "a")
+            store.enqueue(scheduler.jobs["a"], 1.0, by="me")
+            stepping(scheduler, lambda: states(store) == {"a": "failed"})
+    finally:
+        os.umask(before)
+    modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir() if each.name != "replicator.toml"}
+    assert modes.pop("logs") == 0o700 and set(modes.values()) == {0o600}, modes
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        ({"not_replicated": [{"object": "d.t", "reason": "no", "partition": "p=1"}, {}]}, "d.t/p=1: no; and 1 more"),
+        ({"findings": [{"health": "ok"}, {"name": "n", "health": "warning", "text": "late"}]}, "n: late"),
+        ({"gaps": [{"table": "d.t", "reason": "not read"}]}, "not searched: d.t: not read"),
+        ({"not_replicated": [], "status": "partial"}, ""),
+    ],
+)
+def test_the_message_of_a_partial_run_says_what_it_left_out(report: dict[str, Any], said: str) -> None:
+    assert lacking_in(report).removeprefix("not replicated: ") == said

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from filesystems import hanging_below
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import CEILING, eventually
 
 from cmroot.pins import Hold, Slot, create_slot, hold
-from cmroot.root import FORMAT, create_or_open
+from cmroot.root import create_or_open
 from replicator.core.config import parse_config
 from replicator.core.roles import Role, RoleMark
 from replicator.policies.lag import DatabaseLag, Lag, TableLag
@@ -171,15 +171,13 @@ def test_what_gets_no_thread_is_begun_when_there_is_one(monkeypatch: pytest.Monk
     assert apart.begin("west", done.set) and apart.wait("west", CEILING) and done.is_set()
 
 
-def test_a_root_that_hangs_keeps_only_its_own_policy_waiting(tmp_path: Path) -> None:
+def test_a_root_that_hangs_keeps_only_its_own_policy_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"source": "thrift://127.0.0.1:9", "target": "thrift://127.0.0.1:10", "databases": ["d"]}
     policies = {
         name: {**keys, **{key: str(tmp_path / name / key) for key in ("cmroot", "target_cmroot", "dumps")}}
         for name in ("hung", "well")
     }
-    mount = tmp_path / "hung" / "target_cmroot" / FORMAT
-    mount.parent.mkdir(parents=True)
-    os.mkfifo(mount)
+    mounted = hanging_below(monkeypatch, tmp_path / "hung" / "target_cmroot")
     config = parse_config({"policies": policies, "service": {"logs": str(tmp_path)}}, "test")
     watch = LagWatch(lambda: config, threading.Event())
 
@@ -196,10 +194,7 @@ def test_a_root_that_hangs_keeps_only_its_own_policy_waiting(tmp_path: Path) -> 
     watch.step()
     assert sum(each.name == "apart hung" for each in threading.enumerate()) == 1, "it is not begun again"
     watch.stale_after = STALE
-    writer = os.open(mount, os.O_WRONLY)
-    mount.unlink()
-    mount.write_text("no root")
-    os.close(writer)  # it is there again
+    mounted.set()
     eventually(lambda: "hung" in watch.found)
     assert not watch.found["hung"].stale
 

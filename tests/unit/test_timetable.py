@@ -162,6 +162,21 @@ def test_a_job_is_of_the_policy_that_its_command_names(line: tuple[str, ...], po
     assert ("west" in found) == (not syncs), "its own job"
 
 
+@pytest.mark.parametrize(
+    ("line", "asset"),
+    [
+        (("ingest", "request", "crm:public.orders", "--asset", "crm"), "crm"),
+        (("ingest", "request", "--asset=crm", "crm:public.orders"), "crm"),
+        (("ingest", "ls", "--asset", "crm"), ""),
+        (("ingest", "run"), ""),
+        (("cm", "ls"), ""),
+    ],
+)
+def test_a_job_is_of_the_asset_whose_tables_it_requests(line: tuple[str, ...], asset: str) -> None:
+    (job,) = jobs_of(ServiceConfig(jobs={"j": JobConfig(command=line, cron="0 * * * *")}), {}).values()
+    assert job.asset == asset
+
+
 BLOCKS = [
     (page.name, block)
     for page in sorted((ROOT / "docs").rglob("*.md"))

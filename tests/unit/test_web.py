@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -11,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filesystems import hanging_below
 from in_process import InProcess, Made
 from waiting import CEILING
 
 import replicator
 from cmroot.root import create_or_open
 from replicator.core.config import parse_config
-from replicator.policies.memory import Compared
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.job_store import IngestionStore
+from replicator.policies.memory import Compared, Run
 from replicator.service.api_tokens import revoke_token
 from replicator.service.measuring import MeasuredLag
+from replicator.service.pages import page_routes
 from replicator.service.runs import Ended
 from replicator.service.store import AdHocRun, JobState, ServiceStore, actions
 from replicator.service.web.serving import OF_ONE
@@ -43,12 +46,11 @@ def policy(**places: str) -> dict[str, str]:
     return keys | places
 
 
-def test_pages_of_a_root_that_hangs_keep_nobody_waiting(made: Made, tmp_path: Path) -> None:
-    """A pipe in the place of a file hangs whoever reads it until somebody writes."""
+def test_pages_of_a_root_that_hangs_keep_nobody_waiting(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sick, away = tmp_path / "sick", tmp_path / "away"
-    for each in (sick, away):
-        each.mkdir()
-        os.mkfifo(each / "FORMAT")
+    mounted = hanging_below(monkeypatch, sick, away)
     policies = {"west": policy(cmroot=str(sick), target_cmroot=str(away))}
     server = made({"policies": policies, "defaults": {"cmroot": str(tmp_path / "well")}})
     op = server.token("op", "operator")
@@ -70,8 +72,7 @@ def test_pages_of_a_root_that_hangs_keep_nobody_waiting(made: Made, tmp_path: Pa
     try:
         asyncio.run(ask())
     finally:
-        for each in (sick, away) * 100:  # each lets go of those who wait
-            os.close(os.open(each / "FORMAT", os.O_RDWR | os.O_NONBLOCK))
+        mounted.set()
 
 
 def two(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def test_a_root_is_one_however_it_is_spelled(made: Made, tmp_path: Path) -> None
         f"/cmroot?root=file://{tmp_path}/shared/",
     ):
         assert server.get(place, who["w"]).status_code == 404, place
-    shown = server.get("/removals?policy=east")
+    shown = server.get("/legal-holds?policy=east")
     assert shown.status_code == 200 and "because" in shown.text and "east, west" in shown.text
     assert server.get("/api/v1/legal-holds?root=policies/east/cmroot", who["w"]).status_code == 403
 
@@ -167,6 +168,9 @@ def test_lists_are_filtered(made: Made, tmp_path: Path, monkeypatch: pytest.Monk
     assert page["items"][0]["state"] == "planned" and found(f"plans?limit=1&cursor={page['next']}", "policy") == [
         "west"
     ]
+    assert ">2 plans wait for approval<" in server.get("/", admin).text
+    monkeypatch.setattr(page_routes, "PLANS", 1)
+    assert ">1 plan of the newest 1 waits for approval<" in server.get("/", admin).text
     assert found("actions?subject=west", "subject") == ["west"] and found("actions?who=nobody", "who") == []
     assert found("actions?action=pause&since=-1d&who=ad", "subject") == ["east", "west"]
     for wrong in ("runs?since=soon", "actions?since=soon", "plans?polcy=west", "plans?cursor=x"):
@@ -344,6 +348,24 @@ def test_pages_of_ingestion_say_how_to_begin_and_what_does_not_answer(made: Made
     assert well.get("/ingestion/assets/crm", paul).status_code == 403
 
 
+def test_the_page_of_an_asset_has_the_watermarks_of_its_tables(made: Made, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/i.sqlite"
+    with IngestionStore(url) as store:
+        store.prepare()
+        store.put_asset(Asset(name="crm", owner="olga", created_by="olga"))
+        for table, more in (("log", {"mode": "append", "watermark": "Id"}), ("state", {})):
+            store.submit(Request(asset="crm", source="crm", schema="public", table=table, requested_by="me", **more))
+            one = store.claim("c", 60.0, 9, 1.0)
+            assert one is not None
+            store.published(one, 7, {"watermark": '["id", "<i>9</i>"]'} if more else {})
+            store.done(one)
+    server = made({"ingestion": {"store": url, "sources": {"crm": {"url": "jdbc:postgresql://crm/crm"}}}})
+    page = server.get("/ingestion/assets/crm").text
+    assert "&lt;i&gt;9&lt;/i&gt;" in page and "crm:public.log" in page and page.count("<caption>Watermarks") == 1
+    (mark,) = server.get("/api/v1/assets/crm").json()["marks"]
+    assert (mark["table"], mark["column"], mark["value"]) == ("crm_public.log", "id", "<i>9</i>")
+
+
 def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
     sources = {"crm": {"url": "jdbc:postgresql://crm/crm"}}
     policies = {"west": policy(cmroot=f"{tmp_path}/a", target_cmroot=f"{tmp_path}/b")}
@@ -404,3 +426,33 @@ def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
     assert post(f"ingestion/requests/{second}:cancel", paul).json()["status"] == "cancelled"
     said = [(each.who, each.action, each.subject) for each in actions(server.store)]
     assert ("paul", "cancel landing", str(second)) in said and ("bob", "approve asset", "crm") in said
+
+
+def test_a_page_is_sent_again_only_when_something_has_changed(made: Made, tmp_path: Path) -> None:
+    server = made({"policies": {"west": policy(cmroot=str(tmp_path / "cm"), target_cmroot=str(tmp_path / "t"))}})
+    seen = re.search(r'"X-Seen": "([0-9a-f]{16}:\d+)"', server.get("/jobs").text)
+    assert seen, "the page asks for its contents with the version that it shows"
+    asked = {"HX-Request": "true", "X-Seen": seen[1]}
+    assert server.get("/jobs", asked).status_code == 204
+    assert server.get("/jobs", asked | {"X-Seen": f"{seen[1][:16]}:1"}).status_code == 200, "it is too old"
+    headers = server.token("op", "operator")
+    assert server.ask("POST", "/api/v1/jobs/west:run", json={}, headers=headers).status_code == 202
+    begun = server.get("/jobs", asked)
+    assert begun.status_code == 200 and "queued" in begun.text
+
+
+def test_runs_by_hand_are_in_the_list_of_runs(made: Made, tmp_path: Path) -> None:
+    server = made({"policies": {"west": policy(cmroot=str(tmp_path / "cm"), target_cmroot=str(tmp_path / "t"))}})
+    headers = server.token("op", "operator")
+    assert server.ask("POST", "/api/v1/jobs/west:run", json={}, headers=headers).status_code == 202
+    by_hand = Run(
+        id="a",
+        policy="west",
+        started=f"{time.gmtime().tm_year + 1}-01-01T00:00:00+00:00",
+        status="failed",
+        error="no room",
+    )
+    server.serving.watch.keep("west", MeasuredLag(time.time(), None, "away", by_hand=(by_hand,)))
+    runs = server.get("/runs?format=json").json()["runs"]
+    assert [(each["asked_by"], each["state"]) for each in runs] == [("by hand", "failed"), ("op", "queued")]
+    assert "no room" in server.get("/runs?state=failed").text and "no room" not in server.get("/runs?state=done").text

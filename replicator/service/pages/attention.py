@@ -252,6 +252,8 @@ def _of_policy(policy: PolicyView, since: float | None, context: Context) -> Att
     item = AttentionItem(
         policy.name, f"/policies/{policy.name}", policy.status, command=f"replicator check {policy.name}"
     )
+    if policy.trouble and policy.status not in ILL_STATUS:
+        item.word = "unreachable"  # a side does not answer, so the state is that of the last answer
     if is_unhealthy(policy):
         for text in policy.trouble or (behind_text(policy),):
             item.add(Cause(text, "", since))

@@ -7,7 +7,8 @@ not answer, or hang: each page has a time limit, and shows what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import quote
 
@@ -16,15 +17,28 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 
 from replicator.commands.asset import asset_approve, asset_create, asset_show
-from replicator.commands.ingest import ingest_cancel, ingest_request
+from replicator.commands.ingest import ingest_cancel
+from replicator.commands.ingest_request import ingest_request
 from replicator.errors import UsageError
-from replicator.ingestion.ingestion_request import State, is_same_person
+from replicator.ingestion.ingestion_request import Format, Mode, SchemaPolicy, State, is_same_person
 from replicator.ingestion.intake import Requester
 from replicator.service.api_tokens import NOBODY
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, Visitor, render
 from replicator.service.pages.root_routes import Said, asked, config_of, said
-from replicator.service.web.actions import ApproveAssetAsk, AssetAsk, LandingAsk, What, do_once, fields_of, serving_of
-from replicator.service.web.responses import Ask
+from replicator.service.web.actions import (
+    ApproveAssetAsk,
+    AssetAsk,
+    Count,
+    Line,
+    Lines,
+    Quantity,
+    Share,
+    What,
+    do_once,
+    fields_of,
+    serving_of,
+)
+from replicator.service.web.responses import Ask, Words
 from replicator.service.web.router import within
 from replicator.service.web.router import within as limited
 from replicator.service.web.serving import NEEDED, Who, require
@@ -36,6 +50,32 @@ Number = Annotated[int, Path(ge=1, le=2**53, description="A job's number.")]
 Name = Annotated[str, Path(pattern=r"^[a-z0-9_]{1,64}$", description="An asset's name.")]
 
 SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandingAsk(Ask):
+    """The options of `replicator ingest request`. table: SOURCE:SCHEMA.TABLE."""
+
+    table: Line
+    asset: Line
+    mode: Mode = "overwrite"
+    watermark: Line | None = None
+    key: Lines = ()
+    split_column: Line | None = None
+    readers: Count | None = None
+    max_loss: Share | None = None
+    format: Format = "parquet"
+    schema_policy: SchemaPolicy = "fail"
+    late: Quantity | None = None
+    backfill: Line | None = None
+    rebuild: bool = False
+    columns: Lines = ()
+    where: Words | None = None
+    masks: Lines = ()
+    least_rows: Count | None = None
+    not_null: Lines = ()
+    unique: Lines = ()
+    note: Words = ""
 
 
 class IngestionRoute(APIRoute):
@@ -82,6 +122,8 @@ def approve_asset(request: Request, who: Who, asset: Name, ask: ApproveAssetAsk)
 def request_landing(request: Request, who: Who, ask: LandingAsk) -> dict[str, Any]:
     """Requests the landing of a table, as `replicator ingest request`. For the asset's owner and producers."""
     _acts(who)
+    if "." not in ask.table:  # tables of a schema may have to be listed by Spark
+        raise UsageError(f"{ask.table!r} is not a table of a source", hint="write SOURCE:SCHEMA.TABLE")
 
     def do() -> Any:
         return ingest_request(**fields_of(ask), by=who.name, groups=who.groups, config=_config(request)).to_dict()
@@ -176,7 +218,7 @@ def ingestion(
 def one_asset(
     request: Request, visitor: Visiting, asset: Name, state: State | Literal[""] = "", cursor: Cursor = ""
 ) -> Response:
-    """Shows an asset: its permissions, its approval, its slots and its jobs."""
+    """Shows an asset: its permissions, its approval, its schedules, its slots and its jobs."""
     require(visitor.identity, "viewer", "")
     found = asked(request, visitor.identity, "assets/{asset}", asset=asset)
     stats = asked(request, visitor.identity, "ingestion/stats", within="1d")
@@ -187,11 +229,9 @@ def one_asset(
         "name": asset,
         "asset": found,
         "stats": stats,
+        "schedules": said(lambda: [each for each in serving_of(request).jobs() if each.asset == asset]),
         "queue": next((each for each in queues if each["asset"] == asset), None),
-        "may_approve": acts
-        and bool(mine)
-        and not mine["approved_by"]
-        and not is_same_person(mine["created_by"], visitor.name),
+        "may_approve": acts and bool(mine) and _may_approve(mine, visitor),
         **_jobs(request, visitor, state, cursor, asset=asset),
     }
     return render(request, "ingestion_asset.html", shown)
@@ -225,6 +265,11 @@ def _jobs(request: Request, visitor: Visitor, state: str, cursor: str, **more: s
     given = {**more, "state": state or None, "cursor": cursor or None, "limit": JOBS}
     found = asked(request, visitor.identity, "ingestion/requests", **given)
     return {"jobs": found, "state": state, "states": get_args(State)}
+
+
+def _may_approve(mine: Mapping[str, Any], visitor: Visitor) -> bool:
+    own = is_same_person(mine["created_by"], visitor.name)
+    return not mine["approved_by"] and (mine["single_user"] or not own)
 
 
 def _may_cancel(request: Request, visitor: Visitor, detail: Said) -> bool:

@@ -1,5 +1,5 @@
-"""Pages to read: overview, jobs, runs, actions; and removals: pending ones by day and reason, each with a form to hold
-it, purges and their certificates. Each shows the API's response.
+"""Pages to read: overview, policies, jobs, runs, alerts, tokens, actions; and removals: pending ones by day and reason,
+each with a form to hold it, legal holds, and the audit. Each shows the API's response.
 """
 
 from __future__ import annotations
@@ -7,28 +7,38 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-import msgspec
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from replicator.commands.guard import audit_ls, legal_hold_ls
-from replicator.commands.purge import purge_backups
 from replicator.errors import Error
-from replicator.service.alerts import open_alerts
+from replicator.service.alerts import OpenAlert, channels_of, open_alerts
+from replicator.service.api_tokens import tokens
 from replicator.service.pages.attention import attention_items, behind_text
 from replicator.service.pages.policy_routes import context_of
-from replicator.service.pages.rendering import ASSETS, BYTES, Acting, Fields, PageRoute, Visiting, render
+from replicator.service.pages.rendering import (
+    ASSETS,
+    BYTES,
+    ZIPPED,
+    Acting,
+    Fields,
+    PageRoute,
+    Visiting,
+    Visitor,
+    render,
+    seconds_of,
+)
 from replicator.service.pages.root_routes import (
     RootPage,
     Said,
+    Text,
     acting_name,
     asked,
     body_of,
@@ -39,8 +49,9 @@ from replicator.service.pages.root_routes import (
 )
 from replicator.service.runs import PROGRESS, RunState, answer_of
 from replicator.service.web import api
-from replicator.service.web.actions import RemovalAsk, RootAsk, sees
-from replicator.service.web.removals import hold_removal, release_legal_hold
+from replicator.service.web.actions import LegalHoldAsk, RemovalAsk, RootAsk, sees
+from replicator.service.web.policy_actions import list_plans
+from replicator.service.web.removals import add_legal_hold, hold_removal, release_legal_hold
 from replicator.service.web.responses import RunView
 from replicator.service.web.serving import Serving, require
 
@@ -173,34 +184,49 @@ def _line(row: object) -> str:
 AT_WORK = 20
 """Maximum runs of the overview that are queued or running."""
 
+PLANS = 5
+"""Newest plans of which the overview shows those that wait for approval."""
+
 STATES = ("queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost")
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @pages.get("/assets/{name}")
-def asset(name: str) -> Response:
+def asset(request: Request, name: str) -> Response:
     """Returns a file of the pages; its URL changes with its contents."""
     if name not in ASSETS:
         raise HTTPException(404, "this file does not exist")
-    return Response(
-        BYTES[name], media_type=ASSETS[name], headers={"Cache-Control": "public, max-age=31536000, immutable"}
-    )
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    if "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return Response(BYTES[name], media_type=ASSETS[name], headers=headers)
+    return Response(ZIPPED[name], media_type=ASSETS[name], headers={**headers, "Content-Encoding": "gzip"})
 
 
 @pages.get("/")
 def overview(request: Request, visitor: Visiting) -> Response:
     """Shows whether everything is well; if not, what, since when, and what to do; and the next runs."""
+    return render(request, "overview.html", _overview(request, visitor))
+
+
+@pages.get("/policies")
+def all_policies(request: Request, visitor: Visiting) -> Response:
+    """Shows policies with their states."""
+    return render(request, "policies.html", _overview(request, visitor))
+
+
+def _overview(request: Request, visitor: Visitor) -> dict[str, Any]:
     who, serving = visitor.identity, _serving(request)
     store, policies = serving.store, api.policies(request, who).items
     with store.together():
-        status, jobs, alerts = api.status(request, who), api.jobs(request, who).items, open_alerts(store)
+        status, jobs = api.status(request, who), api.jobs(request, who).items
+        alerts = _alerts(request, visitor, {each.name for each in policies} | {each.name for each in jobs})
         at_work = [RunView.of(each) for each in store.open_runs() if sees(serving.config, who, each)]
         context = context_of(serving, policies, jobs, whole=who.may("viewer"))
-    mine = {each.name for each in policies} | {each.name for each in jobs}
-    alerts = [each for each in alerts if who.may("viewer") or each.subject.split("/")[0] in mine]
     ill = attention_items(status, policies, jobs, alerts, context)
-    shown = {
+    plans = list_plans(request, who, limit=PLANS)
+    planned = sorted((each for each in jobs if each.next and not each.paused), key=lambda each: each.next or "")
+    return {
         "status": status,
         "needs": ill,
         "fresh": [each for each in policies if each.status == "none" or not each.measured],
@@ -210,13 +236,35 @@ def overview(request: Request, visitor: Visiting) -> Response:
         "of_policies": {each.policy: each for each in jobs if each.syncs},
         "compared_of": {name: each for name, each in serving.watch.compared.items() if who.may("viewer", name)},
         "differences": context.differences,
-        "next_runs": sorted((each for each in jobs if each.next and not each.paused), key=lambda each: each.next or "")[
-            :8
-        ],
+        "next_runs": planned[:8],
         "paused": [each for each in jobs if each.paused],
+        "plans": [each for each in plans.items if each.state == "planned"],
+        "plans_of": len(plans.items) if plans.next else 0,
         "running": at_work[:AT_WORK],
     }
-    return render(request, "overview.html", shown)
+
+
+def _alerts(request: Request, visitor: Visitor, subjects: Collection[str]) -> list[OpenAlert]:
+    """Returns the alerts that a user may view. subjects: policies and jobs that the user may view."""
+    found = open_alerts(_serving(request).store)
+    return [each for each in found if visitor.identity.may("viewer") or each.subject.split("/")[0] in subjects]
+
+
+@pages.get("/alerts")
+def all_alerts(request: Request, visitor: Visiting) -> Response:
+    """Shows the alerts that are not over, and the channels that were notified."""
+    policies, jobs = api.policies(request, visitor.identity).items, api.jobs(request, visitor.identity).items
+    mine = {each.name for each in policies} | {each.name for each in jobs}
+    found = [each for each in _alerts(request, visitor, mine) if each.over is None]
+    shown = {"alerts": found, "channels": sorted(channels_of(_serving(request).config.alerts))}
+    return render(request, "alerts.html", shown)
+
+
+@pages.get("/tokens")
+def all_tokens(request: Request, visitor: Visiting) -> Response:
+    """Shows tokens by name, without their secrets."""
+    require(visitor.identity, "admin", "")
+    return render(request, "tokens.html", {"tokens": tokens(_serving(request).store)})
 
 
 @pages.get("/jobs")
@@ -248,8 +296,23 @@ def all_runs(
     filters = api.RunFilters(job=job, state=[state] if state else None)
     found = api.runs(request, visitor.identity, filters, cursor=cursor, limit=50)
     names = [each.name for each in api.jobs(request, visitor.identity).items]
-    shown = {"runs": found.items, "next": found.next, "job": job, "state": state, "jobs": names, "states": STATES}
+    runs = [*found.items, *_by_hand(request, visitor, job, state, cursor, found.next or "")]
+    runs.sort(key=lambda each: each.queued or "", reverse=True)
+    shown = {"runs": runs, "next": found.next, "job": job, "state": state, "jobs": names, "states": STATES}
     return render(request, "runs.html", shown)
+
+
+def _by_hand(request: Request, visitor: Visitor, job: str, state: str, cursor: str, next: str) -> Iterator[RunView]:
+    """Yields the newest runs of policies that no service started, of the time that a page of runs shows. cursor, next:
+    ids of runs, which begin with milliseconds."""
+    serving = _serving(request)
+    for name, measured in serving.watch.found.items():
+        syncs = [each.name for each in serving.scheduled.values() if each.policy == name]
+        for run in measured.by_hand if visitor.identity.may("viewer", name) and job in ("", *syncs) else ():
+            view = RunView.by_hand(run)
+            at = f"{seconds_of(run.started) * 1000:013.0f}"
+            if state in ("", view.state) and (not cursor or at < cursor) and at >= next:
+                yield view
 
 
 @pages.get("/runs/{run}")
@@ -304,26 +367,18 @@ removing = APIRouter(route_class=RootPage, include_in_schema=False)
 
 @removing.get("/removals")
 def removals(request: Request, visitor: Visiting, root: str = "", policy: str = "", cursor: Cursor = "") -> Response:
-    """Shows pending removals, by day and one by one, with what holds them back; and removals of the last week."""
+    """Shows pending removals, by day and one by one, with what holds them back."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
     days = asked(request, visitor.identity, "removals/upcoming", limit=ROWS)
-    shown: dict[str, Any] = {"items": Said(), "holds": Said(), "gone": Said(), "days": [], "next": None}
+    shown: dict[str, Any] = {"items": Said(), "days": [], "next": None}
     if chosen:
-        week = (datetime.now(UTC) - timedelta(days=7)).isoformat(timespec="seconds")
-        config, where = config_of(request), chosen.place
         items = asked(request, visitor.identity, "removals/items", root=chosen.name, limit=ITEMS, cursor=cursor or None)
         shown |= {
             "items": items,
             "days": _by_day(items.found["items"]) if items.found else [],
             "next": items.found["next"] if items.found else None,
-            "holds": said(lambda: legal_hold_ls(cmroot=where, config=config)),
-            "gone": said(lambda: audit_ls(cmroot=where, outcome="removed", since=week, limit=ROWS, config=config)),
         }
-    acting = acting_name(config_of(request), chosen)
-    may = {
-        "may_hold": bool(acting) and may_change(visitor, chosen),
-        "may_release": bool(acting) and may_change(visitor, chosen, "admin"),
-    }
+    may = {"may_hold": bool(acting_name(config_of(request), chosen)) and may_change(visitor, chosen)}
     return render(request, "removals.html", {"roots": roots, "root": chosen, "upcoming": days, **shown, **may})
 
 
@@ -343,53 +398,64 @@ def hold(request: Request, visitor: Acting, fields: Fields) -> Response:
     return RedirectResponse(f"/removals?root={quote(chosen.place if chosen else '', safe='')}", 303)
 
 
+@removing.get("/legal-holds")
+def legal_holds(request: Request, visitor: Visiting, root: str = "", policy: str = "", on: Text = "") -> Response:
+    """Shows objects that no job removes, with forms to add and to release a hold. on: what the form proposes."""
+    roots, chosen = chosen_root(request, visitor.identity, root, policy)
+    holds = said(lambda: legal_hold_ls(cmroot=chosen.place, config=config_of(request))) if chosen else Said()
+    acting = bool(acting_name(config_of(request), chosen))
+    may = {
+        "may_hold": acting and may_change(visitor, chosen),
+        "may_release": acting and may_change(visitor, chosen, "admin"),
+    }
+    return render(request, "legal_holds.html", {"roots": roots, "root": chosen, "holds": holds, "on": on, **may})
+
+
+@removing.post("/legal-holds")
+def add_hold(request: Request, visitor: Acting, fields: Fields) -> Response:
+    """Adds a legal hold, and redirects back."""
+    _, chosen = chosen_root(request, visitor.identity, fields.get("root", ""), "")
+    given = {"root": acting_name(config_of(request), chosen)}
+    ask = body_of(LegalHoldAsk, fields, given, "name", "on", "until", "reason")
+    add_legal_hold(request, visitor.identity, ask)
+    return RedirectResponse(f"/legal-holds?root={quote(chosen.place if chosen else '', safe='')}", 303)
+
+
 @removing.post("/legal-holds/{name}/release")
 def release(request: Request, visitor: Acting, fields: Fields, name: str) -> Response:
     """Releases a legal hold, so that jobs may remove what it covered, and redirects back."""
     _, chosen = chosen_root(request, visitor.identity, fields.get("root", ""), "")
     given = {"root": acting_name(config_of(request), chosen)}
     release_legal_hold(request, visitor.identity, name, body_of(RootAsk, fields, given, "reason"))
-    return RedirectResponse(f"/removals?root={quote(chosen.place if chosen else '', safe='')}", 303)
+    return RedirectResponse(f"/legal-holds?root={quote(chosen.place if chosen else '', safe='')}", 303)
 
 
-# ---- purges -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class AuditFilters:
+    """The filters of the audit: as `replicator audit ls` has them. since: the last week by default."""
+
+    object: Text = ""
+    who: Text = ""
+    job: Literal["", "housekeeping", "retention", "purge"] = ""
+    outcome: Literal["", "removed", "refused", "failed", "intended", "done"] = ""
+    since: Annotated[str, Query(max_length=100)] = "-7d"
 
 
-@removing.get("/purges")
-def purges(request: Request, visitor: Visiting, root: str = "", policy: str = "") -> Response:
-    """Shows what purges erased, their backups, and certificates."""
+@removing.get("/audit")
+def audit(
+    request: Request, visitor: Visiting, only: Annotated[AuditFilters, Depends()], root: str = "", policy: str = ""
+) -> Response:
+    """Shows who removed what, when and why, newest first."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
-    shown: dict[str, Any] = {"purges": Said(), "backups": Said(), "record": Said()}
+    filters = {name: value for name, value in asdict(only).items() if value}
+    found = Said()
     if chosen:
-        config, where = config_of(request), chosen.place
-        shown = {
-            "purges": asked(request, visitor.identity, "purges", root=chosen.name, limit=ROWS),
-            "backups": said(lambda: purge_backups(cmroot=where, config=config)),
-            "record": said(lambda: audit_ls(cmroot=where, job="purge", limit=ROWS, config=config)),
-        }
-    record: Said = shown["record"]
-    rows = list(reversed(record.found.found)) if record.found else []
-    shown |= {
-        "rows": [each for each in rows if each.what not in ("file", "certificate")],
-        "certificates": [
-            {"by": each, "says": msgspec.json.decode(each.detail)}
-            for each in rows
-            if each.what == "certificate" and each.detail
-        ],
-    }
-    return render(request, "purges.html", {"roots": roots, "root": chosen, **shown})
-
-
-@removing.get("/purges/{purge}")
-def one_purge(request: Request, visitor: Visiting, purge: str, root: str = "", policy: str = "") -> Response:
-    """Shows a purge: its progress, and its newest certificate."""
-    roots, chosen = chosen_root(request, visitor.identity, root, policy)
-    name = chosen.name if chosen else None
-    shown = {
-        "detail": asked(request, visitor.identity, "purges/{purge}", root=name, purge=purge),
-        "certificate": asked(request, visitor.identity, "purges/{purge}/certificate", root=name, purge=purge),
-    }
-    return render(request, "purge.html", {"purge": purge, "roots": roots, "root": chosen, **shown})
+        found = said(
+            lambda: audit_ls(cmroot=chosen.place, newest=True, limit=ROWS, config=config_of(request), **filters)
+        )
+    rows = found.found.found if found.found else []
+    shown = {"roots": roots, "root": chosen, "found": found, "rows": rows, "only": only}
+    return render(request, "audit.html", shown)
 
 
 def _by_day(items: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:

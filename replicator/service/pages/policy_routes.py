@@ -1,16 +1,18 @@
-"""Pages about policies: one policy with what to do about it, its forms, recovery points, role changes, and results of
-checks."""
+"""Pages about policies: one policy with what to do about it, its forms, recovery points, role changes, results of
+checks, and plans; and forms about jobs and runs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
+from urllib.parse import quote
 
 import msgspec
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
+from markupsafe import Markup
 
 from cmroot.root import open_existing
 from replicator.commands.policies import history
@@ -20,23 +22,25 @@ from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Memory, RoleChange, ShownHistory
 from replicator.service.alerts import open_alerts
 from replicator.service.pages.attention import Context, attention_items, behind_text, differences_of
-from replicator.service.pages.chart import NARROW, POINTS, WIDE, LagPoint, chart_of
+from replicator.service.pages.chart import NARROW, POINTS, RANGES, WIDE, LagPoint, Range, chart_of
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, render, seconds_of
-from replicator.service.pages.runbook import Runbook, filled, values_of
-from replicator.service.series import FINE, lag_peaks
+from replicator.service.pages.runbook import Runbook, filled, runbook_html, runbook_names, values_of
+from replicator.service.series import lag_peaks
 from replicator.service.web import api
 from replicator.service.web.actions import ApplyAsk, PlanAsk, body_of
 from replicator.service.web.endpoint import Asking
 from replicator.service.web.policy_actions import (
     PLANNING,
     POLICY_ACTIONS,
+    Does,
     apply_plan,
     approve_plan,
+    list_plans,
     queue_action,
     refuse_plan,
     show_plan,
 )
-from replicator.service.web.policy_queries import RestorePoints, checks, has_root, restore_points
+from replicator.service.web.policy_queries import CheckView, RestorePoints, checks, has_root, restore_points
 from replicator.service.web.responses import Ask, JobView, PolicyView, RunView
 from replicator.service.web.serving import Askers, Late, Serving, require
 
@@ -47,6 +51,9 @@ RUNS = 100
 
 PATIENCE = 5.0
 """Seconds to read data of a root: the page shows the rest without it."""
+
+CHANGES = 500
+"""Maximum changes of a plan on a page; the filter finds the others."""
 
 MOMENTS = 200
 """Maximum recovery points of a page; the API has all."""
@@ -135,7 +142,11 @@ async def points_of(request: Request, visitor: Visiting, policy: str) -> Restore
 
 @of_policies.get("/policies/{policy}")
 def one_policy(
-    request: Request, visitor: Visiting, policy: str, remembered: Annotated[Remembered, Depends(remembered_of)]
+    request: Request,
+    visitor: Visiting,
+    policy: str,
+    remembered: Annotated[Remembered, Depends(remembered_of)],
+    range: Range = "1d",
 ) -> Response:
     """Shows a policy's state, what to do about it, its lag, runs and configuration."""
     view = api.policy(request, visitor.identity, policy)
@@ -153,7 +164,7 @@ def one_policy(
     ill = attention_items(api.status(request, visitor.identity), [view], jobs, alerts, context)
     mine = [each for each in ill if each.subject]
     kinds = list(dict.fromkeys(kind for each in mine for kind in each.runbooks))
-    samples = samples_of(serving, policy)
+    samples = samples_of(serving, policy, RANGES[range])
     shown = {
         "policy": view,
         "needs": mine,
@@ -161,7 +172,9 @@ def one_policy(
         "sentence": behind_text(view),
         "lag": lag,
         "differs": context.differences.get(policy),
-        "charts": [chart_of(samples, ends, view.objective_seconds, frame) for frame in (WIDE, NARROW)],
+        "charts": [chart_of(samples, ends, view.objective_seconds, each, RANGES[range]) for each in (WIDE, NARROW)],
+        "ranges": list(RANGES),
+        "range": range,
         "runs": runs[:20],
         "missing": remembered.error,
         "job": next((each for each in jobs if each.syncs), None),
@@ -205,6 +218,15 @@ def moments(
     return render(request, "restore_points.html", shown)
 
 
+@of_policies.get("/restore-points")
+def choose_policy(request: Request, visitor: Visiting) -> Response:
+    """Shows the policies, each with its recovery points; of only one, redirects there."""
+    names = [each.name for each in api.policies(request, visitor.identity).items]
+    if len(names) == 1 and request.query_params.get("format") != "json":
+        return RedirectResponse(f"/policies/{quote(names[0])}/restore-points", 303)
+    return render(request, "restore_points_of.html", {"policies": names})
+
+
 @of_policies.get("/turns")
 def role_changes(
     request: Request, visitor: Visiting, remembered: Annotated[dict[str, Remembered], Depends(all_role_changes)]
@@ -212,9 +234,13 @@ def role_changes(
     """Shows which side is primary, the role changes that have not ended, and those that have."""
     serving = serving_of(request)
     lags = lags_of(serving)
+    checked = {each.policy: each for each in checks(Asking(serving, visitor.identity, {})).checks if each.at}
+    views = {each.name: each for each in api.policies(request, visitor.identity).items}
     shown = [
         PolicyRoleChanges(
             name,
+            behind_text(views[name]),
+            checked.get(name),
             lags[name].databases if name in lags else [],
             found,
             runbook_of(serving, name, found.unfinished.verb, found.unfinished) if found.unfinished else None,
@@ -231,12 +257,22 @@ def all_checks(request: Request, visitor: Visiting) -> Response:
     return render(request, "checks.html", {"checks": found.checks, "without": found.without})
 
 
+@of_policies.get("/runbooks/{name}")
+def runbook_page(request: Request, visitor: Visiting, name: str) -> Response:
+    """Shows a page of docs/runbooks, which the wheel contains."""
+    if name not in runbook_names():
+        raise HTTPException(404, f"no runbook {name}")
+    return render(request, "runbook.html", {"name": name, "text": Markup(runbook_html(name))})
+
+
 @dataclass(frozen=True)
 class PolicyRoleChanges:
-    """The roles of a policy. databases: with the roles of both sides, as last measured. runbook: how to resume an
-    unfinished role change."""
+    """The roles of a policy. behind: how far its target is. checked: its newest check. databases: with the roles of
+    both sides, as last measured. runbook: how to resume an unfinished role change."""
 
     policy: str
+    behind: str
+    checked: CheckView | None
     databases: list[DatabaseLag]
     remembered: Remembered
     runbook: Runbook | None
@@ -276,9 +312,9 @@ def memory_of(policy: Policy) -> Memory | None:
     return Memory(open_existing(place), policy.name) if has_root(place) else None
 
 
-def samples_of(serving: Serving, policy: str) -> list[LagPoint]:
-    """Returns the measured lag of the last day."""
-    since = serving.store.now() - FINE
+def samples_of(serving: Serving, policy: str, seconds: float) -> list[LagPoint]:
+    """Returns the measured lag of the last `seconds`."""
+    since = serving.store.now() - seconds
     return [LagPoint(*each) for each in lag_peaks(serving.store, policy, since=since, parts=POINTS)]
 
 
@@ -297,10 +333,25 @@ def _keys(policy: Policy) -> dict[str, Any]:
 plans = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
+@plans.get("/plans")
+def all_plans(request: Request, visitor: Visiting, policy: str = "", cursor: Annotated[str, Query()] = "") -> Response:
+    """Shows plans, newest first."""
+    found = list_plans(request, visitor.identity, policy, cursor)
+    names = [each.name for each in api.policies(request, visitor.identity).items]
+    shown = {"plans": found.items, "next": found.next, "policy": policy, "policies": names}
+    return render(request, "plans.html", shown)
+
+
 @plans.get("/plans/{plan}")
-def one_plan(request: Request, visitor: Visiting, plan: str) -> Response:
-    """Shows a plan: its cost, what it removes by name, the decisions, and the outcome."""
-    return render(request, "plan.html", {"plan": show_plan(request, visitor.identity, plan)})
+def one_plan(
+    request: Request, visitor: Visiting, plan: str, does: Does | Literal[""] = "", search: str = ""
+) -> Response:
+    """Shows a plan: its cost, what it creates, alters, copies and drops by name, the decisions, and the outcome."""
+    found = show_plan(request, visitor.identity, plan)
+    mine = [each for each in found.changes if does in ("", each.does) and search.strip().lower() in each.object.lower()]
+    counts = {each: sum(one.does == each for one in found.changes) for each in get_args(Does)}
+    shown = {"plan": found, "changes": mine[:CHANGES], "more": len(mine) - len(mine[:CHANGES]), "counts": counts}
+    return render(request, "plan.html", {**shown, "does": does, "search": search})
 
 
 @plans.post("/policies/{policy}/plan")
@@ -334,3 +385,38 @@ def apply(request: Request, visitor: Acting, fields: Fields, plan: str) -> Respo
 
 def _reason(fields: dict[str, str]) -> str:
     return fields.get("reason", "")[:500]
+
+
+# ---- form routes -----------------------------------------------------------------------------------------------------
+# Forms about jobs and runs: each does and records what the API's action does, and redirects to a page.
+
+
+forms = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@forms.post("/jobs/{job:path}/run")
+def run_now(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
+    """Runs a job now, and redirects to the run."""
+    found = api.run_job(request, visitor.identity, job, Ask(_reason(fields)))
+    return RedirectResponse(f"/runs/{found.run}", 303)
+
+
+@forms.post("/jobs/{job:path}/pause")
+def pause(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
+    """Pauses a job."""
+    api.pause_job(request, visitor.identity, job, Ask(_reason(fields)))
+    return RedirectResponse(f"/jobs/{quote(job)}", 303)
+
+
+@forms.post("/jobs/{job:path}/resume")
+def resume(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
+    """Resumes a job."""
+    api.resume_job(request, visitor.identity, job, Ask(_reason(fields)))
+    return RedirectResponse(f"/jobs/{quote(job)}", 303)
+
+
+@forms.post("/runs/{run}/cancel")
+def cancel(request: Request, visitor: Acting, fields: Fields, run: str) -> Response:
+    """Requests the end of a run."""
+    api.cancel(request, visitor.identity, run, Ask(_reason(fields)))
+    return RedirectResponse(f"/runs/{run}", 303)

@@ -3,13 +3,15 @@ characters that change the direction of a text or clear a terminal by `printable
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
 import json
 import re
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,27 +19,31 @@ from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
 import msgspec
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import Message
 
 from replicator.core.text import bound_text, count_text, duration_text, printable, size_text
 from replicator.errors import Error
+from replicator.ingestion.ingestion_request import SINGLE_USER
 from replicator.service.api_tokens import LASTS, NOBODY, Identity, csrf_of, is_csrf_of, session_of, sign_in, sign_out
-from replicator.service.web import api
-from replicator.service.web.responses import Ask, status_of
+from replicator.service.web.responses import status_of
 from replicator.service.web.serving import of_request
 
 HERE = Path(__file__).parent
 ASSETS = {
     "page.css": "text/css; charset=utf-8",
+    "api.css": "text/css; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
     "idiomorph-ext.min.js": "text/javascript; charset=utf-8",
 }
 BYTES = {name: (HERE / "assets" / name).read_bytes() for name in ASSETS}
+ZIPPED = {name: gzip.compress(data, 9, mtime=0) for name, data in BYTES.items()}
 EDITION = hashlib.sha256(b"".join(BYTES.values())).hexdigest()[:12]
 """Part of the assets' URLs: a browser caches them until they change."""
 
@@ -48,11 +54,13 @@ WORDS = {
     "blocked": "blocked",
     "none": "not replicated yet",
     "unknown": "not known",
+    "failed_user": "failed (request)",
+    "failed_type": "failed (types)",
 }
-"""Labels of the status of a policy."""
+"""Labels of the status of a policy, and of states of jobs of ingestion."""
 
 ILL = frozenset(
-    {"late", "blocked", "unknown", "failed", "lost", "differs", "partial", "killed", "incomplete"}
+    {"unreachable", "late", "blocked", "unknown", "failed", "lost", "differs", "partial", "killed", "incomplete"}
     | {"failed_user", "failed_type", "expired"}  # jobs of ingestion
 )
 WELL = frozenset({"current", "done"})
@@ -98,6 +106,11 @@ def when(moment: str | float | None, now: float | None = None) -> Markup:
     )
 
 
+def utc(moment: float) -> str:
+    """Formats a time, absolute."""
+    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def clock(moment: float) -> Markup:
     """Formats a time of today."""
     at = datetime.fromtimestamp(moment, UTC)
@@ -123,10 +136,34 @@ def css_class(state: str) -> str:
     return "ill" if state in ILL else "well" if state in WELL else "work" if state in AT_WORK else "calm"
 
 
+FORMAT_NAMES = {
+    "plain": "Hive",
+    "iceberg-view": "Iceberg view",
+    "acid": "transactional",
+    "symlink": "symbolic links",
+    "handler": "storage handler",
+}
+
+
+def format_name(format: str) -> str:
+    """Formats a table's format."""
+    return FORMAT_NAMES.get(format, format.capitalize())
+
+
+def role_name(role: str) -> str:
+    """Formats the role of a database on one side."""
+    return "not known" if not role else "no role yet" if role.startswith("none ") else role
+
+
 def schedule(text: str) -> str:
     """Formats a job's schedule; `every 300 s` becomes `every 5 min`."""
     match = re.fullmatch(r"every ([\d.e+]+) s", text)
     return f"every {duration_text(float(match[1]))}" if match else text
+
+
+def segment(name: str) -> str:
+    """Escapes a name as one segment of a URL's path; Jinja's `urlencode` leaves slashes, which a name may contain."""
+    return quote(name, safe="")
 
 
 def as_json(value: Any) -> Markup:
@@ -153,6 +190,7 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {
     "when": when,
     "clock": clock,
+    "utc": utc,
     "bound": bound_text,
     "duration": duration_text,
     "size": size_text,
@@ -162,7 +200,10 @@ _TEMPLATES.filters |= {
     "pretty": pretty,
     "said": said,
     "schedule": schedule,
+    "format_name": format_name,
+    "role_name": role_name,
     "quote": shlex.quote,
+    "segment": segment,
     "shell": shlex.join,
     "look": css_class,
     "word": lambda state: WORDS.get(state, state),
@@ -174,13 +215,15 @@ def render(request: Request, template: str, shown: dict[str, Any], status: int =
     """Renders a page; with `?format=json` returns its data."""
     if request.query_params.get("format") == "json":
         return Response(msgspec.json.encode(shown, enc_hook=str), status, media_type="application/json")
-    query = f"?{request.url.query}" if request.url.query else ""
+    here = local_place(request)
     more = {
-        "here": f"{request.url.path}{query}",
-        "as_data": f"{request.url.path}{query}{'&' if query else '?'}format=json",
+        "here": here,
+        "as_data": f"{here}{'&' if request.url.query else '?'}format=json",
         "path": request.url.path,
         "now": time.time(),
+        "version": getattr(request.state, "version", ""),
         "visitor": getattr(request.state, "visitor", None),
+        "single_user": SINGLE_USER if request.app.state.serving.config.ingestion.single_user else "",
     }
     text = _TEMPLATES.get_template(template).render(more | shown)
     return HTMLResponse(text.encode("utf-8", "replace"), status)
@@ -250,6 +293,8 @@ def visitor_of(request: Request) -> Visitor:
     cookie = request.cookies.get(cookie_name(request), "")
     found = session_of(request.app.state.store, cookie) if cookie and "Authorization" not in request.headers else None
     visitor = Visitor(found, cookie) if found else Visitor(of_request(request))
+    if found:
+        request.state.sender.recognised()
     if not found and request.state.sender.user:
         visitor = replace(visitor, mark=request.cookies.get(mark_name(request)) or _new_mark(request))
     request.state.visitor = visitor
@@ -257,6 +302,22 @@ def visitor_of(request: Request) -> Visitor:
 
 
 Visiting = Annotated[Visitor, Depends(visitor_of)]
+
+
+def bodies_of(app: FastAPI) -> Callable[[Message], Awaitable[bool]]:
+    """Returns a function that returns True for a request that may have a body: one with a valid token or session, and
+    the one to sign in. The application refuses all others without reading it."""
+
+    async def is_known(scope: Message) -> bool:
+        if scope["path"] == SIGN_IN:
+            return True
+        try:
+            await run_sync(visitor_of, Request({**scope, "app": app}))
+        except (HTTPException, Error):
+            return False
+        return True
+
+    return is_known
 
 
 async def fields_of(request: Request) -> dict[str, str]:
@@ -297,6 +358,8 @@ class PageRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
+                if await run_sync(_is_current, request):
+                    return Response(status_code=204)
                 found = await handle(request)
                 if mark := getattr(request.state, "new_mark", ""):
                     remember(request, found, mark_name(request), mark, None)
@@ -307,6 +370,19 @@ class PageRoute(APIRoute):
                 return _failed(request, status_of(error), error.message, error.hint or "")
 
         return answer
+
+
+def _is_current(request: Request) -> bool:
+    """Returns True for a part of a page that requests itself again, and has not changed since it was rendered. Records
+    the version of the contents before they are read. Raises as `visitor_of`."""
+    request.state.version, seen = "", request.headers.get("X-Seen", "")
+    if seen:
+        visitor_of(request)
+    with contextlib.suppress(Error):  # the page itself reports why the store does not answer
+        request.state.version = request.app.state.serving.version() if request.method == "GET" else ""
+    version, _, until = seen.partition(":")
+    fresh = until.isdecimal() and int(until) > time.time()
+    return fresh and version == request.state.version
 
 
 def _of_http(request: Request, error: StarletteHTTPException) -> Response:
@@ -328,53 +404,14 @@ def _failed(request: Request, status: int, message: str, hint: str) -> Response:
 
 
 def local_place(request: Request) -> str:
-    """Returns the path and query of a page, on this server."""
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    """Returns the path and query of a page, on this server, escaped: a path may contain any name."""
+    return quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
 
 
 def safe_place(given: str) -> str:
     """Returns the page to open after signing in: one of this server; else the first."""
     local = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable()
     return given if local and given.isascii() else "/"
-
-
-# ---- form routes -----------------------------------------------------------------------------------------------------
-# Forms of the pages: each does and records what the API's action does, and redirects to a page.
-
-
-forms = APIRouter(route_class=PageRoute, include_in_schema=False)
-
-
-@forms.post("/jobs/{job:path}/run")
-def run_now(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
-    """Runs a job now, and redirects to the run."""
-    asked = api.run_job(request, visitor.identity, job, _ask(fields))
-    return RedirectResponse(f"/runs/{asked.run}", 303)
-
-
-@forms.post("/jobs/{job:path}/pause")
-def pause(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
-    """Pauses a job."""
-    api.pause_job(request, visitor.identity, job, _ask(fields))
-    return RedirectResponse(f"/jobs/{quote(job)}", 303)
-
-
-@forms.post("/jobs/{job:path}/resume")
-def resume(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
-    """Resumes a job."""
-    api.resume_job(request, visitor.identity, job, _ask(fields))
-    return RedirectResponse(f"/jobs/{quote(job)}", 303)
-
-
-@forms.post("/runs/{run}/cancel")
-def cancel(request: Request, visitor: Acting, fields: Fields, run: str) -> Response:
-    """Requests the end of a run."""
-    api.cancel(request, visitor.identity, run, _ask(fields))
-    return RedirectResponse(f"/runs/{run}", 303)
-
-
-def _ask(fields: dict[str, str]) -> Ask:
-    return Ask(fields.get("reason", "")[:500])
 
 
 # ---- signing in ------------------------------------------------------------------------------------------------------
@@ -388,7 +425,7 @@ signing_in = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @signing_in.get(SIGN_IN)
-def show_sign_in(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", wrong: bool = False) -> Response:
+def show_sign_in(request: Request, next: Annotated[str, Query(max_length=4000)] = "/", wrong: bool = False) -> Response:
     """Shows the form for a token."""
     mark = request.cookies.get(FORM) or secrets.token_urlsafe(32)
     shown = {"next": safe_place(next), "wrong": wrong, "csrf": csrf_of(mark)}

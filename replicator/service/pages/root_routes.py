@@ -1,4 +1,4 @@
-"""Pages about change-management roots, tables and drills, from the commands that read them. They run on this
+"""Pages about change-management roots, purges, tables and drills, from the commands that read them. They run on this
 server's own engine, never in a Spark of the service.
 """
 
@@ -8,31 +8,36 @@ import asyncio
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from replicator.commands.cm import cm_ls, cm_slots, configured_expiry
+from replicator.commands.guard import audit_ls
+from replicator.commands.purge import purge_backups
 from replicator.commands.role_change import drill
 from replicator.core.config import Config
 from replicator.errors import Error
 from replicator.policies.drill_record import ShownDrills
 from replicator.service.api_tokens import Identity
-from replicator.service.pages.chart import NARROW, LagPoint, size_chart_of
-from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, render
-from replicator.service.web.actions import HoldAsk, body_from, known_roots
+from replicator.service.pages.chart import LANES, NARROW, RANGES, LagPoint, Range, lifeline_of, size_chart_of
+from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, Visitor, render
+from replicator.service.web.actions import HoldAsk, RestoreAsk, body_from, known_roots
 from replicator.service.web.catalogue import ENDPOINTS
 from replicator.service.web.endpoint import LARGEST, SECONDS, CommandFailed, NamedRoot, normal_place, roots_of
+from replicator.service.web.policy_actions import restore_database
 from replicator.service.web.removals import SECONDS as ACTING
 from replicator.service.web.removals import add_root_hold, release_root_hold
 from replicator.service.web.responses import Ask
 from replicator.service.web.roots import KINDS, SLOW
 from replicator.service.web.router import answer_to, within
 from replicator.service.web.serving import Askers, Late, Serving, require
+from replicator.service.web.table_list import FORMATS, STATES, TableState, policies_of
 
 # ---- queries about a root --------------------------------------------------------------------------------------------
 # The root of a page, and the responses of queries and commands about it, or their errors.
@@ -73,9 +78,12 @@ class LogPage(RootPage):
 
 
 def _asked_root(given: dict[str, Any]) -> str:
-    """Returns the location of the root that a page is about. Raises as `chosen_root`."""
+    """Returns the location of the root that a page is about; "": there is none, which the page reports."""
     root = given.get("root") or given.get("fields", {}).get("root", "")
-    chosen = chosen_root(given["request"], given["visitor"].identity, root, given.get("policy", ""))[1]
+    try:
+        chosen = chosen_root(given["request"], given["visitor"].identity, root, given.get("policy", ""))[1]
+    except HTTPException:
+        return ""
     return chosen.place if chosen else ""
 
 
@@ -124,7 +132,7 @@ def shown_roots(config: Config, who: Identity) -> list[NamedRoot]:
 
 def chosen_root(request: Request, who: Identity, root: str, policy: str) -> tuple[list[NamedRoot], NamedRoot | None]:
     """Returns all roots, and the selected one: by its location or name, else that of the policy's source, else the
-    first. Raises HTTPException 404 for one that is not configured."""
+    first one with a captured log, else the first. Raises HTTPException 404 for one that is not configured."""
     config = config_of(request)
     if policy:
         require(who, "viewer", policy)
@@ -132,7 +140,9 @@ def chosen_root(request: Request, who: Identity, root: str, policy: str) -> tupl
     if not root and policy in config.policies:
         root = config.policies[policy].cmroot
     if not root and not policy:
-        return roots, roots[0] if roots else None
+        found = request.app.state.serving.watch.found.items()
+        captured = {name for name, each in found if each.lag and each.lag.captured_event is not None}
+        return roots, next((each for each in roots if captured.intersection(each.policies)), next(iter(roots), None))
     names = {each.name: each.place for each in roots_of(config)}
     place = names.get(root) or normal_place(root)
     found = next((each for each in roots if each.place == place), None)
@@ -163,9 +173,6 @@ def body_of(kind: type[T], fields: Mapping[str, str], given: Mapping[str, Any], 
 # ---- root routes -----------------------------------------------------------------------------------------------------
 
 
-SINCE = "-30d"
-"""Start of the size chart; the size is measured once an hour, as a rule."""
-
 FOUND = 100
 """Maximum files of a search."""
 
@@ -176,19 +183,36 @@ of_logs = APIRouter(route_class=LogPage, include_in_schema=False)
 
 
 @of_roots.get("/cmroot")
-def one_root(request: Request, visitor: Visiting, root: str = "", policy: str = "") -> Response:
+def one_root(request: Request, visitor: Visiting, root: str = "", policy: str = "", range: Range = "30d") -> Response:
     """Shows a root's size over time, and what requires its contents: slots, holds and dumps."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
     shown: dict[str, Any] = {"pins": Said(), "sizes": [], "drawings": [None]}
     if chosen:
         pins = said(lambda: cm_slots(cmroot=chosen.place, held=False, config=config_of(request)))
-        size = asked(request, visitor.identity, "cmroot/size", root=chosen.name, since=SINCE, limit=LARGEST)
-        points = size.found["points"] if size.found else []
+        points = _sizes(request, visitor, chosen, range)
         samples = [LagPoint(datetime.fromisoformat(each["at"]).timestamp(), each["bytes"]) for each in points]
         drawings = [size_chart_of(samples), size_chart_of(samples, NARROW)]
         shown = {"pins": pins, "sizes": points, "drawings": drawings}
     may = bool(acting_name(config_of(request), chosen)) and may_change(visitor, chosen)
-    return render(request, "cmroot.html", {"roots": roots, "root": chosen, "may_hold": may, **shown})
+    return render(
+        request,
+        "cmroot.html",
+        {"roots": roots, "root": chosen, "may_hold": may, "ranges": list(RANGES), "range": range, **shown},
+    )
+
+
+def _sizes(request: Request, visitor: Visitor, root: NamedRoot, range: Range) -> list[dict[str, Any]]:
+    """Returns the measured sizes of a root, of all pages of the API."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while page := asked(
+        request, visitor.identity, "cmroot/size", root=root.name, since=f"-{range}", limit=LARGEST, cursor=cursor
+    ).found:
+        found += page["points"]
+        cursor = page["next"]
+        if cursor is None:
+            break
+    return found
 
 
 @of_roots.get("/cmroot/usage")
@@ -264,98 +288,55 @@ def _listed(policy: str, config: Config) -> ShownDrills:
     return cast("ShownDrills", drill(policy, listing=True, config=config))
 
 
-# ---- lifeline --------------------------------------------------------------------------------------------------------
-# A table's timeline as a drawing: a lane for each kind of entry, on one time axis. Pure.
+# ---- purges ----------------------------------------------------------------------------------------------------------
 
 
-WIDTH, LEFT, RIGHT, LANE, TOP, BOTTOM = 720, 104, 14, 26, 8, 26
-
-LANES = {
-    "record": "changes",
-    "run": "runs",
-    "dump": "dumps",
-    "hold": "holds",
-    "verification": "comparisons",
-    "removal": "removals",
-}
-"""Kinds of a timeline's entries from top to bottom, with their labels."""
-
-ILL = frozenset({"differs", "failed"})
-TIMES = 4
+ROWS = 500
+"""Maximum rows of a list; the command line has all of them."""
 
 
-@dataclass(frozen=True)
-class Dot:
-    """An entry in the drawing. text: its tooltip."""
-
-    x: float
-    y: float
-    text: str
-    ill: bool
-
-
-@dataclass(frozen=True)
-class Label:
-    """A text with its start position."""
-
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Lifeline:
-    """The drawing. lanes: with their names; below: times, in UTC."""
-
-    lanes: list[Label]
-    dots: list[Dot]
-    below: list[Label]
-    height: int
-    width: int = WIDTH
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
+@of_roots.get("/purges")
+def purges(request: Request, visitor: Visiting, root: str = "", policy: str = "") -> Response:
+    """Shows what purges erased, their backups, and certificates."""
+    roots, chosen = chosen_root(request, visitor.identity, root, policy)
+    shown: dict[str, Any] = {"purges": Said(), "backups": Said(), "record": Said()}
+    if chosen:
+        config, where = config_of(request), chosen.place
+        shown = {
+            "purges": asked(request, visitor.identity, "purges", root=chosen.name, limit=ROWS),
+            "backups": said(lambda: purge_backups(cmroot=where, config=config)),
+            "record": said(lambda: audit_ls(cmroot=where, job="purge", newest=True, limit=ROWS, config=config)),
+        }
+    record: Said = shown["record"]
+    rows = record.found.found if record.found else []
+    shown |= {
+        "rows": [each for each in rows if each.what not in ("file", "certificate")],
+        "certificates": [
+            {"by": each, "says": msgspec.json.decode(each.detail)}
+            for each in rows
+            if each.what == "certificate" and each.detail
+        ],
+    }
+    return render(request, "purges.html", {"roots": roots, "root": chosen, **shown})
 
 
-def lifeline_of(entries: Sequence[Mapping[str, Any]]) -> Lifeline | None:
-    """Draws a timeline. entries: as the API returns them. Returns None for fewer than two times, for which a list
-    suffices. Of entries at one position one is drawn: failures first."""
-    times = [datetime.fromisoformat(each["at"]).timestamp() for each in entries]
-    if not times or min(times) == max(times):
-        return None
-    first, last = min(times), max(times)
-    kinds = [kind for kind in LANES if any(each["kind"] == kind for each in entries)]
-    heights = {kind: TOP + LANE * number + LANE / 2 for number, kind in enumerate(kinds)}
-
-    def x(at: float) -> float:
-        return round(LEFT + (at - first) / (last - first) * (WIDTH - LEFT - RIGHT), 1)
-
-    drawn: dict[tuple[str, int], Dot] = {}
-    for at, each in zip(times, entries, strict=True):
-        ill = _is_ill(each)
-        place = (each["kind"], int(x(at) / 3))
-        if each["kind"] in heights and (place not in drawn or ill):
-            drawn[place] = Dot(x(at), heights[each["kind"]], f"{each['at']}: {each['what']}", ill)
-    height = TOP + LANE * len(kinds) + BOTTOM
-    form = "%H:%M:%S" if last - first < 300 else "%H:%M" if last - first < 2 * 86_400 else "%b %d"
-    ticks = [first + part * (last - first) / TIMES for part in range(TIMES + 1)]
-    return Lifeline(
-        lanes=[Label(LEFT - 12, heights[kind], LANES[kind]) for kind in kinds],
-        dots=sorted(drawn.values(), key=lambda each: (each.y, each.x)),
-        below=[Label(x(at), height - 8, datetime.fromtimestamp(at, UTC).strftime(form)) for at in ticks],
-        height=height,
-    )
-
-
-def _is_ill(entry: Mapping[str, Any]) -> bool:
-    said = str(entry["text"]) if entry["kind"] == "run" else str(entry["what"])
-    return any(word in said.replace(":", " ").split() for word in ILL)
+@of_roots.get("/purges/{purge}")
+def one_purge(request: Request, visitor: Visiting, purge: str, root: str = "", policy: str = "") -> Response:
+    """Shows a purge: its progress, and its newest certificate."""
+    roots, chosen = chosen_root(request, visitor.identity, root, policy)
+    name = chosen.name if chosen else None
+    shown = {
+        "detail": asked(request, visitor.identity, "purges/{purge}", root=name, purge=purge),
+        "certificate": asked(request, visitor.identity, "purges/{purge}/certificate", root=name, purge=purge),
+    }
+    return render(request, "purge.html", {"purge": purge, "roots": roots, "root": chosen, **shown})
 
 
 # ---- table routes ----------------------------------------------------------------------------------------------------
 
 
-ROWS = 200
-"""Entries of a page."""
+ENTRIES, PAGE = 200, 50
+"""Entries of a page of a timeline, and tables of a page of the list."""
 
 WORDS = {
     "record": "change",
@@ -381,38 +362,100 @@ class Filters:
     kind: Kind = ""
     since: Moment = ""
     until: Moment = ""
-    cursor: Annotated[str, Query(max_length=400)] = ""
+    cursor: Text = ""
 
 
 Only = Annotated[Filters, Depends()]
 
 
-@tables.get("/tables/{table}")
+@tables.get("/tables")
+def all_tables(
+    request: Request,
+    visitor: Visiting,
+    policy: str = "",
+    search: Text = "",
+    state: TableState | Literal[""] = "",
+    table_format: Literal["", *FORMATS] = "",  # type: ignore[valid-type]  # texts of another module
+    cursor: Annotated[str, Query(max_length=4000)] = "",
+) -> Response:
+    """Shows tables by name, with format, size and state; a page of them."""
+    only = {"policy": policy, "search": search, "state": state, "format": table_format}
+    given = {**{name: value or None for name, value in only.items()}, "table": None}
+    found = asked(request, visitor.identity, "tables", limit=PAGE, cursor=cursor or None, **given)
+    names = [name for name in sorted(config_of(request).policies) if visitor.identity.may("viewer", name)]
+    choices = {"policies": names, "states": STATES, "formats": FORMATS}
+    shown = {"found": found, "next": found.found["next"] if found.found else None, "cursor": cursor, "only": only}
+    return render(request, "tables.html", {**shown, **choices})
+
+
+@tables.get("/tables/totals")
+def totals(request: Request, visitor: Visiting, policy: str = "") -> Response:
+    """Shows tables and bytes of each policy, and what is not replicated and why; reads all file entries."""
+    found = asked(request, visitor.identity, "tables/totals", policy=policy or None, limit=LARGEST)
+    return render(request, "totals.html", {"found": found})
+
+
+@tables.get("/tables/{table:path}")
 def one_table(
     request: Request, visitor: Visiting, table: str, only: Only, root: str = "", policy: str = ""
 ) -> Response:
-    """Shows the timeline of a table, newest first."""
-    roots, chosen = chosen_root(request, visitor.identity, root, policy)
+    """Shows a table's state on the targets, or on one policy's, and its timeline, newest first; with a form to restore
+    one of its states."""
+    users = [policy] if policy else policies_of(request.app.state.serving, visitor.identity, table)
+    roots, chosen, refused = _root_of_table(request, visitor, root, users)
+    now = dict.fromkeys(("search", "state", "format"), None) | {"table": table, "policy": policy or None}
+    states = asked(request, visitor.identity, "tables", limit=PAGE, cursor=None, **now)
     filters = {name: value or None for name, value in asdict(only).items()}
-    shown: dict[str, Any] = {"entries": [], "next": None, "said": None}
+    shown: dict[str, Any] = {"entries": [], "next": None, "said": refused, "owner": "", "points": []}
     if chosen:
-        given = {"table": table, "root": chosen.name, "order": "newest", "limit": ROWS, **filters}
+        given = {"table": table, "root": chosen.name, "order": "newest", "limit": ENTRIES, **filters}
         said = asked(request, visitor.identity, "tables/{table}/timeline", **given)
         found = said.found or {"entries": [], "next": None}
-        command = _restores(config_of(request), chosen, policy)
+        owner = _owner(config_of(request), chosen, users)
+        command = _restores(chosen, owner)
         entries = [
             {**each, "restore": [*command, *map(shlex.quote, each["restore"])] if each["restore"] else []}
             for each in found["entries"]
         ]
-        shown = {"entries": entries, "next": found["next"], "said": said}
-    more = {"table": table, "roots": roots, "root": chosen, **asdict(only)}
+        points = [(each["restore"], each) for each in found["entries"] if each["restore"]]
+        shown = {"entries": entries, "next": found["next"], "said": said, "owner": owner, "points": points}
+    here = states.found or {"tables": [], "unknown": {"": states.error}}
+    more = {"states": here["tables"], "unknown": here["unknown"], "table": table, "roots": roots, "root": chosen}
     names = {"words": WORDS, "kinds": list(LANES), "policy": policy, "drawing": lifeline_of(shown["entries"])}
-    return render(request, "table.html", {**shown, **more, **names})
+    return render(request, "table.html", {**shown, **more, **names, **asdict(only)})
 
 
-def _restores(config: Config, root: NamedRoot, policy: str) -> list[str]:
-    """Returns the command that restores from a root, without the state."""
+@tables.post("/tables/{table:path}/restore")
+def restore(request: Request, visitor: Acting, fields: Fields, table: str) -> Response:
+    """Queues the restore of a table's state into another database, and redirects to its run."""
+    db, name, to, *_ = (*map(unquote, fields.get("state", "").split("/")), "", "", "")
+    given = {"db": db, "table": (name,), "to": to}
+    ask = body_of(RestoreAsk, fields, given, "policy", "into", "reason")
+    return RedirectResponse(f"/runs/{restore_database(request, visitor.identity, ask).run}", 303)
+
+
+def _root_of_table(
+    request: Request, visitor: Visitor, root: str, users: Sequence[str]
+) -> tuple[list[NamedRoot], NamedRoot | None, Said | None]:
+    """Returns what `chosen_root` returns for the first policy whose root the visitor may view; and why there is no
+    root, if it also belongs to policies that the visitor may not view."""
+    config, who = config_of(request), visitor.identity
+    shown, named = shown_roots(config, who), [name for name in users if name in config.policies]
+    places = {each.place for each in shown}
+    mine = next((name for name in named if normal_place(config.policies[name].cmroot) in places), "")
+    if root or mine or not named or not who.may("viewer", named[0]):
+        return *chosen_root(request, who, root, mine or next(iter(users), "")), None
+    why = "the timeline is not shown: it is read from a $cmroot of several policies"
+    return shown, None, Said(None, why, "ask for the role viewer of all of them")
+
+
+def _owner(config: Config, root: NamedRoot, users: Sequence[str]) -> str:
+    """Returns the policy whose source has a root, first of those that select the table; "": there is none."""
     owners = [name for name in root.policies if normal_place(config.policies[name].cmroot) == root.place]
-    owner = policy if policy in owners else next(iter(owners), "")
+    return next((each for each in (*users, *owners) if each in owners), "")
+
+
+def _restores(root: NamedRoot, owner: str) -> list[str]:
+    """Returns the command that restores from a root, without the state."""
     about = [shlex.quote(owner)] if owner else [f"--cmroot={shlex.quote(root.place)}", "--target", "METASTORE"]
     return ["replicator restore", *about]

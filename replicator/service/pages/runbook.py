@@ -1,4 +1,4 @@
-"""Runbooks of docs/runbooks by condition, with a policy's own values in their commands. Pure.
+"""Runbooks of docs/runbooks by condition, with a policy's own values in their commands; and its pages as HTML.
 
 A test compares each command with its page, and executes the pages.
 """
@@ -9,11 +9,16 @@ import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
 
 from replicator.core.policy import Policy
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import RoleChange
 
+HERE = Path(__file__).with_name("runbooks")  # in a checkout, a link to docs/runbooks; in a wheel, its files
+REPOSITORY = "https://github.com/replicator/replicator/blob/main/docs/"
 UNFINISHED = re.compile(r"a (switchover|failover|failback) was begun at ")
 LOST = re.compile(r"events \d+ to \d+ are gone")
 CATCH_UP = "catch-up"
@@ -194,3 +199,18 @@ def _databases(lag: Lag | None, *, reverse: bool) -> list[str]:
 def _both_primary(database: DatabaseLag) -> bool:
     """Returns True if both roles are primary. They are texts, such as `primary at epoch 3`."""
     return all(each.startswith("primary") for each in (database.source_role, database.target_role))
+
+
+def runbook_names() -> list[str]:
+    """Returns the names of the pages of docs/runbooks."""
+    return sorted(each.stem for each in HERE.iterdir())
+
+
+def runbook_html(page: str) -> str:
+    """Returns a page of docs/runbooks as HTML. Its HTML is shown as text; pages that the wheel lacks are linked in the
+    repository. Raises OSError for an unknown page."""
+    text = (HERE / f"{page}.md").read_text(encoding="utf-8")
+    text = re.sub(r"\]\(\.\./", f"]({REPOSITORY}", text)
+    text = re.sub(r"\]\(([a-z-]+)\.md", r"](/runbooks/\1", text)
+    html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return html.replace("<pre>", '<pre tabindex="0">')

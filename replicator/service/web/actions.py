@@ -16,9 +16,9 @@ from fastapi import HTTPException, Request
 from pydantic import Field, TypeAdapter, ValidationError
 
 from replicator.core.config import Config
+from replicator.core.source_config import MatchRule
 from replicator.errors import Error, Refused, UsageError
-from replicator.ingestion.ingestion_request import Classification, Format, Mode, SchemaPolicy
-from replicator.ingestion.intake import READERS
+from replicator.ingestion.ingestion_request import Classification
 from replicator.service.api_tokens import Identity, Role
 from replicator.service.jobs import Job
 from replicator.service.runs import ServiceRun
@@ -47,6 +47,9 @@ Names = Annotated[tuple[Named, ...], Field(max_length=200)]
 
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,400}$")]
 Lines = Annotated[tuple[Line, ...], Field(max_length=200)]
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
 
 Partitions = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f/=]{1,256}=[^\x00-\x1f]{1,4000}$")], ...], Field(max_length=200)
@@ -196,6 +199,7 @@ class AssetAsk(Ask):
     classification: Classification = "internal"
     erasure_ids: Line | None = None
     erasure_column: Line | None = None
+    erasure_match: tuple[MatchRule, ...] = ()
     exemption: Words = ""
     retention: Quantity | None = None
     note: Words = ""
@@ -207,24 +211,6 @@ class ApproveAssetAsk(Ask):
     """An approval. digest: of the approved definition, as in `assets/A`."""
 
     digest: Words = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LandingAsk(Ask):
-    """The options of `replicator ingest request`. table: SOURCE:SCHEMA.TABLE."""
-
-    table: Line
-    asset: Line
-    mode: Mode = "overwrite"
-    watermark: Line | None = None
-    key: Lines = ()
-    split_column: Line | None = None
-    readers: Annotated[int | None, Field(ge=1, le=READERS)] = None
-    max_loss: Annotated[float | None, Field(ge=0, le=1)] = None
-    format: Format = "parquet"
-    schema_policy: SchemaPolicy = "fail"
-    late: Quantity | None = None
-    note: Words = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import difflib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRoute
 
 from replicator.errors import Error, ObjectNotFound, UsageError
+from replicator.service.api_tokens import NOBODY
 from replicator.service.jobs import Job
 from replicator.service.runs import LOG, PROGRESS, RunFilter, RunState, ServiceRun, answer_of
 from replicator.service.store import ALL, ActionFilter, actions
@@ -270,6 +272,9 @@ again, and its token is checked."""
 MOST = 200
 """Maximum streams of one server: each polls the store twice a second."""
 
+OF_ONE = 40
+"""Of these, of one identity; without a token, of one address."""
+
 CHUNK = 256 << 10
 """Maximum bytes of a log in one event, and of the end of the log with which a new stream starts."""
 
@@ -317,19 +322,25 @@ def follow_run(
     refuse_unseen(serving.config, who, found)
     if found.ended is not None and told.state == found.state:
         return Response(status_code=204)
-    if request.app.state.streams >= MOST:
-        raise HTTPException(503, f"{MOST} streams are open on this server; try again later, or poll `runs/{run}`")
-    return EventStream(_counted(request, _stream(serving, run, told)))
+    streams: Counter[str] = request.app.state.streams
+    sender = request.state.sender.address if who is NOBODY else who.name
+    for most, open_now in ((MOST, streams.total()), (OF_ONE, streams[sender])):
+        if open_now >= most:
+            whose = "on this server" if most == MOST else f"for {sender}"
+            raise HTTPException(503, f"{most} streams are open {whose}; try again later, or poll `runs/{run}`")
+    return EventStream(_counted(streams, sender, _stream(serving, run, told)))
 
 
-async def _counted(request: Request, stream: AsyncGenerator[str]) -> AsyncGenerator[str]:
-    request.app.state.streams += 1  # in the event loop only
+async def _counted(streams: Counter[str], sender: str, stream: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    streams[sender] += 1  # in the event loop only
     try:
         async with aclosing(stream):
             async for event in stream:
                 yield event
     finally:
-        request.app.state.streams -= 1
+        streams[sender] -= 1
+        if not streams[sender]:
+            del streams[sender]
 
 
 async def _stream(serving: Serving, run: str, told: _Told) -> AsyncGenerator[str]:

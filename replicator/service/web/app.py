@@ -4,9 +4,10 @@ OpenAPI 3.1 at /openapi.json, and the same as a page that requires no script and
 
 from __future__ import annotations
 
-import hashlib
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,15 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from prometheus_client.core import GaugeMetricFamily, Metric
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replicator.service import metric_families
 from replicator.service.alert_conditions import first_wanted, overdue
 from replicator.service.metrics import remembered_comparisons, remembered_roots
 from replicator.service.pages.ingestion import ingesting, ingestion_actions
 from replicator.service.pages.page_routes import pages, removing
-from replicator.service.pages.policy_routes import of_policies, plans
-from replicator.service.pages.rendering import PageRoute, Visiting, forms, signing_in
+from replicator.service.pages.policy_routes import forms, of_policies, plans
+from replicator.service.pages.rendering import EDITION, PageRoute, Visiting, signing_in
 from replicator.service.pages.root_routes import of_logs, of_roots, tables
 from replicator.service.schema import counts
 from replicator.service.web.api import api, run_events
@@ -33,7 +33,7 @@ from replicator.service.web.catalogue import ENDPOINTS
 from replicator.service.web.endpoint import Endpoint
 from replicator.service.web.policy_actions import plan_actions, policy_actions
 from replicator.service.web.removals import root_actions
-from replicator.service.web.responses import add_problems, problem
+from replicator.service.web.responses import ETags, add_problems, problem
 from replicator.service.web.router import router_of, schemas_of, too_late
 from replicator.service.web.serving import VERSION, Askers, Late, Serving, SharedAnswers, Who, require
 
@@ -123,7 +123,8 @@ def describe(app: FastAPI, endpoints: Sequence[Endpoint]) -> None:
     @pages.get("/docs")
     def page(visitor: Visiting) -> HTMLResponse:
         found = app.openapi()
-        shown = {"title": found["info"]["title"], "version": found["info"]["version"], "groups": _groups(found)}
+        shown = {"title": found["info"]["title"], "version": found["info"]["version"], "edition": EDITION}
+        shown["groups"] = groups_of(found)
         return HTMLResponse(_PAGES.get_template("api.html").render(shown))
 
     app.include_router(pages)
@@ -175,7 +176,7 @@ class _Shown:
     fields: list[_ShownField]
 
 
-def _groups(found: dict[str, Any]) -> dict[str, list[_Shown]]:
+def groups_of(found: dict[str, Any]) -> dict[str, list[_Shown]]:
     """Groups endpoints by the first word of their path."""
     groups: dict[str, list[_Shown]] = {}
     schemas = found["components"]["schemas"]
@@ -225,16 +226,14 @@ def _kind(schema: dict[str, Any]) -> str:
     return text
 
 
-# ---- application -----------------------------------------------------------------------------------------------------
-
-
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 # `/metrics`: Prometheus' text of the service, its jobs, its policies and their roots.
 
 
 def metrics_of(serving: Serving) -> bytes:
     """Returns all current metrics. Raises StoreUnreachable."""
-    return metric_families.text_of(_all(serving))
+    with serving.store.together():
+        return metric_families.text_of(_all(serving))
 
 
 def _all(serving: Serving) -> Iterator[Metric]:
@@ -297,67 +296,6 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
 
 
-# ---- conditional -----------------------------------------------------------------------------------------------------
-# ETags: a GET of JSON that the client has already is answered with 304 and no body.
-
-
-LARGEST = 8 << 20
-"""Maximum bytes of a body that is buffered for comparison; a larger one has no ETag."""
-
-
-class ETags:
-    """A middleware that adds ETags to JSON; other responses, such as streams of events, pass unbuffered."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "GET":
-            await self.app(scope, receive, _Held(send, Headers(scope=scope).getlist("if-none-match")))
-        else:
-            await self.app(scope, receive, send)
-
-
-class _Held:
-    """A buffer that delays the head of a JSON response until its body is known. given: ETags that the client has."""
-
-    def __init__(self, send: Send, given: Iterable[str]) -> None:
-        self._send = send
-        self._given = {each.strip().removeprefix("W/") for line in given for each in line.split(",")}
-        self._start: Message | None = None
-        self._body: list[bytes] = []
-        self._size = 0
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and _is_json(message):
-            self._start = message
-        elif message["type"] == "http.response.body" and self._start is not None:
-            self._body.append(message.get("body", b""))
-            self._size += len(self._body[-1])
-            if not message.get("more_body") or self._size > LARGEST:
-                await self._finish(more=bool(message.get("more_body")))
-        else:
-            await self._send(message)
-
-    async def _finish(self, *, more: bool) -> None:
-        assert self._start is not None
-        start, body, self._start = self._start, b"".join(self._body), None
-        if not more:
-            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            headers = MutableHeaders(raw=start["headers"])
-            headers["ETag"], headers["Cache-Control"], headers["Vary"] = etag, "private, no-cache", "Authorization"
-            if self._given & {etag, "*"}:
-                start["status"], body = 304, b""
-                del headers["Content-Length"]
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _is_json(start: Message) -> bool:
-    kind = Headers(raw=start["headers"]).get("content-type", "")
-    return start["status"] == 200 and kind.partition(";")[0] == "application/json"
-
-
 # ---- app -------------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +305,7 @@ requests."""
 
 STALE = 30.0  # seconds without a step of the scheduler
 READY = 5.0  # seconds in which a reachable store answers
+PROBED = 1.0  # seconds for which a successful write proves that it takes others
 OWN = ("style-src", "script-src", "connect-src", "form-action")  # only from this server, and nothing inline
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src data:; "
@@ -386,7 +325,7 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
     be shared."""
     app = FastAPI(title="replicator", version=VERSION, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
-    app.state.streams = 0  # open streams of events
+    app.state.streams = Counter()  # open streams of events, by sender
     app.state.askers, app.state.deed_askers, readiness = Askers(), Askers(), Askers()
     add_problems(app)
     app.include_router(api)
@@ -398,6 +337,8 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
     for router in (signing_in, forms, plans, of_policies, pages, of_roots, of_logs, removing, tables, ingesting):
         app.include_router(router)
 
+    wrote = -math.inf
+
     @app.get("/healthz", include_in_schema=False)
     async def alive() -> JSONResponse:
         """Returns whether the scheduler continues: its last step ended recently, successful or not. Requires no
@@ -408,13 +349,23 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
 
     @app.get("/readyz", include_in_schema=False)
     async def ready() -> JSONResponse:
-        """Returns whether the store answers. Raises StoreUnreachable, and HTTPException if it does not answer in
-        time."""
+        """Returns whether runs can be scheduled and recorded: the store takes a write, and the scheduler's last step
+        succeeded. Raises StoreUnreachable, NoSpace, and HTTPException if the store does not answer in time."""
+
+        def probe() -> bool:
+            nonlocal wrote
+            if time.monotonic() - wrote > PROBED:  # whoever asks, without a token, causes no more writes
+                serving.store.check_writable()
+                wrote = time.monotonic()
+            return serving.store.leader()[2]
+
         try:
-            _, _, led = await readiness.ask("", READY, serving.store.leader)
+            led = await readiness.ask("", READY, probe)
         except Late as late:
             raise too_late(late, READY) from None
-        return JSONResponse({"ready": True, "led": led})
+        health = serving.scheduler.health
+        trouble = [each for each in (health.trouble, health.damage) if each]
+        return JSONResponse({"ready": not trouble, "led": led, "trouble": trouble}, 503 if trouble else 200)
 
     @app.get("/metrics", include_in_schema=False)
     def metrics(who: Who) -> Response:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Path
 
+from replicator.commands.asset import asset_ls, asset_show
 from replicator.commands.cm import CmFindOptions, CmLsOptions
 from replicator.commands.guard import AuditLsOptions, audit_ls, legal_hold_ls
-from replicator.commands.ingest import IngestLsOptions
+from replicator.commands.ingest import IngestLsOptions, ingest_ls, ingest_show, ingest_stats
 from replicator.commands.lifecycle import HousekeepingLsOptions
 from replicator.commands.policies import history, lag
 from replicator.commands.role_change import drill
 from replicator.core.audit import AuditRow, AuditShown
-from replicator.ingestion.ingestion_request import Asset, JobDetail
+from replicator.ingestion.ingestion_request import Asset, IngestionJob, JobDetail
 from replicator.ingestion.ingestion_shown import AssetsShown, IngestionStats
-from replicator.lifecycle.purge.certify import Certificate
+from replicator.lifecycle.purge.certificate_file import Certificate
 from replicator.lifecycle.removal.removal import LegalHolds
 from replicator.lifecycle.retention.datasets import Explained
 from replicator.policies.drill_record import ShownDrills
@@ -25,17 +26,72 @@ from replicator.policies.memory import ShownHistory
 from replicator.replay.restore.kept import KeptList, PinList
 from replicator.replay.restore.restore import FoundList
 from replicator.replay.restore.upkeep import ExpiryPlanned
-from replicator.service.web import policy_queries, removals, roots, upcoming_removals
+from replicator.service.web import policy_queries, removals, roots, table_list, upcoming_removals
 from replicator.service.web.endpoint import (
     Asking,
     Endpoint,
     Parameter,
     asked_of_command,
     asked_of_verb,
+    duration_of,
     of_options,
     text,
 )
 from replicator.service.web.roots import SLOW
+from replicator.service.web.serving import require
+
+# ---- ingestion ----------------------------------------------------------------------------------------------------
+# Queries about ingestion: assets, requests and the jobs that they became. Users who may not query the whole service
+# see their own requests.
+
+
+WEEK = "7d"
+_REQUESTS = ("asset", "from_source", "table", "state")
+
+
+@dataclass(frozen=True)
+class IngestionJobList:
+    """Requests as the jobs that they became, newest first."""
+
+    jobs: list[IngestionJob]
+
+
+def assets(asking: Asking) -> AssetsShown:
+    return asset_ls(config=asking.serving.config)
+
+
+def asset(asking: Asking) -> Any:
+    return asset_show(asking.values["asset"], config=asking.serving.config).to_dict()
+
+
+def requests(asking: Asking) -> IngestionJobList:
+    given = {name: asking.values[name] for name in _REQUESTS if asking.values[name] is not None}
+    who = asking.values["requested_by"] or ""
+    if not asking.who.may("viewer"):
+        who = asking.who.name
+    before = int(asking.after or 0)
+    found = ingest_ls(**given, who=who, before=before, limit=asking.enough, config=asking.serving.config)
+    return IngestionJobList(found.jobs)
+
+
+def key_of_job(row: dict[str, Any]) -> str:
+    return str(row["job"])
+
+
+def request(asking: Asking) -> JobDetail:
+    found = ingest_show(asking.values["job"], config=asking.serving.config).detail
+    if found.job.requested_by != asking.who.name:
+        require(asking.who, "viewer", "")
+    return found
+
+
+def stats(asking: Asking) -> IngestionStats:
+    within = duration_of("within", asking.values["within"] or WEEK)
+    return ingest_stats(within=within, config=asking.serving.config)
+
+
+# ---- endpoints -------------------------------------------------------------------------------------------------------
+
 
 _SINCE = text("since", 'Only from this time on: ISO 8601, or relative to now: "-1d", "yesterday".')
 _UNTIL = text("until", "Only up to this time.")
@@ -122,6 +178,29 @@ _OF_POLICIES = (
         of="policy",
         parameters=(_SINCE,),
         listed="points",
+    ),
+    Endpoint(
+        "tables",
+        "Tables of policies by name: format, size, state on the target, and how far they are replicated and compared.",
+        table_list.tables,
+        table_list.TableList,
+        parameters=(
+            text("policy", "Only tables of this policy."),
+            text("table", "Only this table: DB.TABLE."),
+            text("search", "Only tables whose name, DB.TABLE, contains this text."),
+            Parameter("state", Literal[table_list.STATES] | None, "Only tables in this state."),
+            Parameter("format", Literal[table_list.FORMATS] | None, "Only tables in this format; `plain`: Hive's."),
+        ),
+        listed="tables",
+        keyed=table_list.key_of_table,
+    ),
+    Endpoint(
+        "tables/totals",
+        "Tables and bytes of each policy, its last comparison, and what is not replicated, by reason.",
+        table_list.totals,
+        table_list.TotalsList,
+        parameters=(text("policy", "Only this policy."),),
+        listed="totals",
     ),
     Endpoint("checks", "Findings of the newest checks of policies.", policy_queries.checks, policy_queries.CheckList),
 )
@@ -302,11 +381,11 @@ _OF_REMOVALS = (
 )
 
 _OF_INGESTION = (
-    Endpoint("assets", "Assets, as in `replicator asset ls`.", roots.assets, AssetsShown, listed="assets", whole=True),
+    Endpoint("assets", "Assets, as in `replicator asset ls`.", assets, AssetsShown, listed="assets", whole=True),
     Endpoint(
         "assets/{asset}",
         "An asset, as in `replicator asset show`.",
-        roots.asset,
+        asset,
         Asset,
         parameters=(Parameter("asset", str, "The asset's name.", ..., in_path=True),),
         whole=True,
@@ -314,23 +393,23 @@ _OF_INGESTION = (
     Endpoint(
         "ingestion/requests",
         "Requests of ingestion with their jobs, newest first, as in `replicator ingest ls`.",
-        roots.requests,
-        roots.IngestionJobList,
-        parameters=(*of_options(IngestLsOptions, *roots.FILTERS), text("requested_by", "Only requests of this user.")),
+        requests,
+        IngestionJobList,
+        parameters=(*of_options(IngestLsOptions, *_REQUESTS), text("requested_by", "Only requests of this user.")),
         listed="jobs",
-        keyed=roots.key_of_job,
+        keyed=key_of_job,
     ),
     Endpoint(
         "ingestion/requests/{job}",
         "A request, its job with its error in detail, and its changes, as in `replicator ingest show`.",
-        roots.request,
+        request,
         JobDetail,
         parameters=(Parameter("job", Annotated[int, Path(ge=1, le=2**53)], "The job's number.", ..., in_path=True),),
     ),
     Endpoint(
         "ingestion/stats",
         "The queue for slots, time from request to publication, and landings by day, as in `replicator ingest stats`.",
-        roots.stats,
+        stats,
         IngestionStats,
         parameters=(
             text("within", "The period of the figures about published requests, such as 1d: at most 31d; default: 7d."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -161,11 +161,66 @@ class Decision:
     reason: str
 
 
+Does = Literal["create", "alter", "copy", "drop"]
+_DOES: tuple[tuple[str, Does, str], ...] = (
+    ("create_databases", "create", "database"),
+    ("create_tables", "create", "table"),
+    ("functions", "create", "function"),
+    ("alter_tables", "alter", "table"),
+    ("rename_tables", "alter", "name"),
+    ("drop_databases", "drop", "database"),
+    ("drop_tables", "drop", "table"),
+    ("drop_functions", "drop", "function"),
+)
+"""Lists of a plan's loads: what each does, and to what."""
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """A change of a plan. kind: of the object; copies go into a directory. files, bytes: copied, or moved to the
+    target's $cmroot; None: the plan does not count them by object. why: it is dropped."""
+
+    does: Does
+    kind: str
+    object: str
+    files: int | None = None
+    bytes: int | None = None
+    why: str = ""
+
+
+def changes_of(said: Mapping[str, Any]) -> list[PlanChange]:
+    """Returns everything that a plan creates, alters, copies and drops. said: the report of `replicator plan`."""
+    found: dict[tuple[str, str, str], PlanChange] = {}
+
+    def add(*given: Any) -> None:
+        each = PlanChange(*given)
+        before = found.get((each.does, each.kind, each.object))
+        if before is None or before.files is None:
+            found[each.does, each.kind, each.object] = each
+
+    for load in said.get("loads", ()):
+        for name, does, kind in _DOES:
+            for each in load.get("steps", {}).get(name, ()):
+                add(does, kind, each)
+        for each in load.get("copies", ()):
+            add("copy", "directory", each["directory"], each["files"], each["bytes"])
+        for each in load.get("gone", ()):
+            kind = "partition" if each["partition"] else "table"
+            label = f"{each['object']}/{each['partition']}" if each["partition"] else each["object"]
+            add("drop", kind, label, each["files"], each["bytes"], each["why"])
+    named = {each.object for each in found.values() if each.does == "drop"}
+    for each in said.get("drops", ()):
+        if each not in named:
+            add("drop", "object", each)
+    return list(found.values())
+
+
 @dataclass(frozen=True)
 class PlanView:
     """A plan. made_by, made, reason: of the run that created it, which has the same id. price: its cost, as `replicator
     plan --json` reports it; None: there is no plan yet, or another server has its file. removed: tables and partitions
-    that it drops, by name. decisions: oldest first; the last one is valid. applied_by: runs that applied it, oldest
+    that it drops, by name. changes: everything that it creates, alters,
+    copies and drops. decisions: oldest first; the last one is valid. applied_by: runs that applied it, oldest
     first. state: "not applied": the last of them failed, and changed nothing if its exit code is 6."""
 
     id: str
@@ -177,6 +232,7 @@ class PlanView:
     run: RunView
     price: dict[str, Any] | None
     removed: list[str]
+    changes: list[PlanChange]
     empty: bool | None
     warnings: list[str]
     decisions: list[Decision]
@@ -248,6 +304,7 @@ def show_plan(request: Request, who: Who, plan: Id) -> PlanView:
         run=RunView.of(run),
         price=said.get("cost"),
         removed=list(drops),
+        changes=changes_of(said),
         empty=not loads and not (drops and said.get("drop_left")) if said else None,
         warnings=list(said.get("warnings", [])),
         decisions=[Decision(each.action, each.who, iso(each.at), each.reason) for each in decisions],

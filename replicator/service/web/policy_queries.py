@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from cmroot.log.captured import Segment, segments
@@ -14,6 +15,7 @@ from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written
 from replicator.commands.cm import cm_slots
 from replicator.commands.policies import history
+from replicator.compare.sampling import TableMemory, memory_of, read_memory
 from replicator.core.connections import MetastoreConfig
 from replicator.core.option import parse_time
 from replicator.core.policy import Policy, matching_databases
@@ -47,6 +49,11 @@ def moment(name: str, given: str | None, now: Callable[[], float]) -> float:
 def has_root(place: str) -> bool:
     """Returns True if the root exists. Raises as its store."""
     return (as_written(place) / FORMAT).exists()
+
+
+def text_of(error: Exception) -> str:
+    """Returns the message of an error of ours, or of the system."""
+    return error.message if isinstance(error, Error) else str(error)
 
 
 # ---- lag ----------------------------------------------------------------------------------------------------------
@@ -121,6 +128,44 @@ class Verification:
     run: str
     found: str
     compared: Compared | None = None
+
+
+class TableComparisons:
+    """The last comparisons of a policy's tables, by its runs and by `verify --sample`. Reads each file once. error: why
+    they cannot be read."""
+
+    def __init__(self, policy: Policy, reverse: bool) -> None:
+        self._policy, self._by_hand = policy, policy.cmroot if reverse else policy.target_cmroot
+        self._read: dict[str, tuple[dict[str, TableMemory], dict[str, TableMemory]]] = {}
+        self.error = ""
+
+    def at(self, replica: str, table: str) -> float | None:
+        found = [some[table].verified for some in self._of(replica) if table in some]
+        return max(found, default=0.0) or None
+
+    def differs(self, replica: str, table: str) -> bool:
+        """Returns True if the table differed in its last comparison by a run, which runs count, or in a later one by
+        hand."""
+        by_runs, by_hand = (some.get(table, TableMemory()) for some in self._of(replica))
+        return "different" in (by_runs.outcome, by_hand.outcome if by_hand.verified > by_runs.verified else "")
+
+    def differing(self, replica: str) -> list[str]:
+        return [name for name, each in self._of(replica)[0].items() if each.outcome == "different"]
+
+    def _of(self, replica: str) -> tuple[dict[str, TableMemory], dict[str, TableMemory]]:
+        if replica not in self._read and not self.error:
+            try:
+                by_runs, by_hand = (read_memory(each, replica)[0].tables if each else {} for each in self._places)
+                self._read[replica] = by_runs, by_hand
+            except (Error, OSError) as error:
+                self.error = text_of(error)
+        return self._read.get(replica, ({}, {}))
+
+    @cached_property
+    def _places(self) -> tuple[str, str]:
+        kept, by_hand = self._policy.target_cmroot, self._by_hand
+        runs = str(Memory(open_existing(kept), self._policy.name).place / "verified") if has_root(kept) else ""
+        return runs, memory_of(by_hand) if has_root(by_hand) else ""
 
 
 @dataclass(frozen=True)

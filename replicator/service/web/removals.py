@@ -20,7 +20,7 @@ from replicator.commands.guard import audit_ls, legal_hold_add, legal_hold_relea
 from replicator.commands.lifecycle import housekeeping_cancel, housekeeping_ls, housekeeping_rearm, retention_explain
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.lifecycle.housekeeping.run import opened
-from replicator.lifecycle.purge.certify import Certificate
+from replicator.lifecycle.purge.certificate_file import Certificate
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, runs
 from replicator.lifecycle.retention.datasets import Explained, ExplainedValue
 from replicator.service.store import AdHocRun
@@ -194,7 +194,9 @@ def purge(asking: Asking) -> PurgeDetail:
 def certificate(asking: Asking) -> Certificate:
     """Returns the newest certificate that covers a purge. Raises ObjectNotFound."""
     id = _directory(asking).id
-    rows = audit_ls(cmroot=asking.root.place, job="purge", outcome="done", limit=ROWS, config=asking.serving.config)
+    rows = audit_ls(
+        cmroot=asking.root.place, job="purge", outcome="done", newest=True, limit=ROWS, config=asking.serving.config
+    )
     said = (msgspec.json.decode(row.detail) for row in rows.found if row.what == "certificate" and row.detail)
     found = [each for each in said if id in each.get("runs", ())]
     if not found:

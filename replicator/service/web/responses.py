@@ -5,8 +5,12 @@ Times are ISO 8601 with a zone.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar
 
@@ -14,10 +18,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cmroot.errors import Exists, FormatError, PinError, UnknownPlace
 from replicator.errors import ConfigError, Error, LeaseHeld, NoSpace, ObjectNotFound, Refused, UsageError
+from replicator.policies.memory import Run as PolicyRun
 from replicator.service.jobs import Job
 from replicator.service.runs import RunState, ServiceRun, iso
 from replicator.service.store import UNFINISHED, Action, JobState
@@ -73,6 +80,31 @@ class RunView:
             server=run.server,
         )
 
+    @classmethod
+    def by_hand(cls, run: PolicyRun) -> RunView:
+        """Returns a run of a policy that no service started; it has no id here."""
+        begun, ended = (datetime.fromisoformat(each).timestamp() if each else None for each in (run.started, run.ended))
+        return cls(
+            id="",
+            job=run.policy,
+            policy=run.policy,
+            command=("replicator", "sync", run.policy),
+            asked_by="by hand",
+            reason="",
+            missed=0,
+            due=None,
+            queued=iso(begun),
+            begun=iso(begun),
+            ended=iso(ended),
+            seconds=round(ended - begun, 3) if begun and ended else None,
+            state="lost" if run.status == "killed" else run.status,
+            cancelled_by="",
+            exit_code=None,
+            message=run.error,
+            hint="",
+            server="",
+        )
+
 
 @dataclass(frozen=True)
 class RunList:
@@ -84,7 +116,8 @@ class RunList:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job. next: when it is due. last: the newest run, even if it has not ended."""
+    """A job. next: when it is due. last: the newest run, even if it has not ended. asset: the one whose tables it
+    requests to land; else empty."""
 
     name: str
     policy: str
@@ -95,6 +128,7 @@ class JobView:
     paused_by: str
     reason: str
     last: RunView | None
+    asset: str = ""
 
     @property
     def syncs(self) -> bool:
@@ -113,6 +147,7 @@ class JobView:
             paused_by=state.paused_by if state else "",
             reason=state.reason if state else "",
             last=RunView.of(last) if last else None,
+            asset=job.asset,
         )
 
 
@@ -289,7 +324,9 @@ def add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def of_http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail))
+        answer = problem(error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail))
+        answer.headers.update(error.headers or {})
+        return answer
 
     @app.exception_handler(Exception)
     def unexpected(_: Request, error: Exception) -> JSONResponse:
@@ -301,3 +338,74 @@ def add_problems(app: FastAPI) -> None:
         wrong = [{"in": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()]
         more = {"errors": wrong, "hint": "see /docs for the parameters", "exit_code": 2}
         return problem(422, "UsageError", "the request is invalid", **more)
+
+
+# ---- conditional -----------------------------------------------------------------------------------------------------
+# ETags: a GET of JSON that the client has already is answered with 304 and no body. And its compression, which pages do
+# not have: they contain both a secret of the form and text of the request.
+
+
+LARGEST = 8 << 20
+"""Maximum bytes of a body that is buffered for comparison; a larger one has no ETag."""
+SMALL = 1 << 10
+"""Bytes of a body that is not worth compressing."""
+
+
+class ETags:
+    """A middleware that adds ETags to JSON and compresses it; other responses pass unbuffered."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "GET":
+            headers = Headers(scope=scope)
+            zips = "gzip" in headers.get("accept-encoding", "")
+            await self.app(scope, receive, _Held(send, headers.getlist("if-none-match"), zips))
+        else:
+            await self.app(scope, receive, send)
+
+
+class _Held:
+    """A buffer that delays the head of a JSON response until its body is known. given: ETags that the client has. zips:
+    it reads gzip."""
+
+    def __init__(self, send: Send, given: Iterable[str], zips: bool) -> None:
+        self._send, self._zips = send, zips
+        self._given = {each.strip().removeprefix("W/") for line in given for each in line.split(",")}
+        self._start: Message | None = None
+        self._body: list[bytes] = []
+        self._size = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and _is_json(message):
+            self._start = message
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._body.append(message.get("body", b""))
+            self._size += len(self._body[-1])
+            if not message.get("more_body") or self._size > LARGEST:
+                await self._finish(more=bool(message.get("more_body")))
+        else:
+            await self._send(message)
+
+    async def _finish(self, *, more: bool) -> None:
+        assert self._start is not None
+        start, body, self._start = self._start, b"".join(self._body), None
+        if not more:
+            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+            headers = MutableHeaders(raw=start["headers"])
+            headers["ETag"], headers["Cache-Control"] = etag, "private, no-cache"
+            headers["Vary"] = "Authorization, Accept-Encoding"
+            if self._given & {etag, "*"}:
+                start["status"], body = 304, b""
+                del headers["Content-Length"]
+            elif self._zips and len(body) > SMALL:
+                body = gzip.compress(body, 5)
+                headers["Content-Encoding"], headers["Content-Length"] = "gzip", str(len(body))
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _is_json(start: Message) -> bool:
+    kind = Headers(raw=start["headers"]).get("content-type", "")
+    return start["status"] == 200 and kind.partition(";")[0] == "application/json"

@@ -1,6 +1,5 @@
 """Queries about roots and tables: the list of roots, their size over time, slots, holds and expiry; the timeline
-of a table: its records in the captured log, removals, comparisons, runs, and the dumps and holds of its root. Queries
-about ingestion.
+of a table: its records in the captured log, removals, comparisons, runs, and the dumps and holds of its root.
 """
 
 from __future__ import annotations
@@ -15,24 +14,21 @@ import msgspec
 
 from cmroot.pins import seconds
 from cmroot.root import open_existing
-from replicator.commands.asset import asset_ls, asset_show
 from replicator.commands.cm import cm_slots, configured_expiry
 from replicator.commands.guard import audit_ls
-from replicator.commands.ingest import ingest_ls, ingest_show, ingest_stats
 from replicator.commands.policies import history
 from replicator.commands.stored_states import show, states_at
 from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy, matching_databases
+from replicator.core.text import count_text
 from replicator.errors import UsageError
-from replicator.ingestion.ingestion_request import IngestionJob, JobDetail
-from replicator.ingestion.ingestion_shown import AssetsShown, IngestionStats
 from replicator.policies.memory import Memory
 from replicator.replay.restore.kept import PinList
 from replicator.service.runs import iso
 from replicator.service.series import RootSample, root_samples
 from replicator.service.web.endpoint import Asking, asked_of_command, duration_of, roots_of
 from replicator.service.web.policy_queries import has_root, moment_of, time_after
-from replicator.service.web.serving import Late, require
+from replicator.service.web.serving import Late
 
 SLOW = 30.0
 """Seconds for a query that reads a complete log."""
@@ -130,56 +126,6 @@ def expiry(asking: Asking) -> Any:
     return asked_of_command(("cm", "expire"), (), more)(asking)
 
 
-# ---- of ingestion ----------------------------------------------------------------------------------------------------
-# Queries about ingestion: assets, requests and the jobs that they became. Users who may not query the whole service
-# see their own requests.
-
-
-WEEK = "7d"
-FILTERS = ("asset", "from_source", "table", "state")
-
-
-@dataclass(frozen=True)
-class IngestionJobList:
-    """Requests as the jobs that they became, newest first."""
-
-    jobs: list[IngestionJob]
-
-
-def assets(asking: Asking) -> AssetsShown:
-    return asset_ls(config=asking.serving.config)
-
-
-def asset(asking: Asking) -> Any:
-    return asset_show(asking.values["asset"], config=asking.serving.config).to_dict()
-
-
-def requests(asking: Asking) -> IngestionJobList:
-    given = {name: asking.values[name] for name in FILTERS if asking.values[name] is not None}
-    who = asking.values["requested_by"] or ""
-    if not asking.who.may("viewer"):
-        who = asking.who.name
-    before = int(asking.after or 0)
-    found = ingest_ls(**given, who=who, before=before, limit=asking.enough, config=asking.serving.config)
-    return IngestionJobList(found.jobs)
-
-
-def key_of_job(row: dict[str, Any]) -> str:
-    return str(row["job"])
-
-
-def request(asking: Asking) -> JobDetail:
-    found = ingest_show(asking.values["job"], config=asking.serving.config).detail
-    if found.job.requested_by != asking.who.name:
-        require(asking.who, "viewer", "")
-    return found
-
-
-def stats(asking: Asking) -> IngestionStats:
-    within = duration_of("within", asking.values["within"] or WEEK)
-    return ingest_stats(within=within, config=asking.serving.config)
-
-
 # ---- the timeline of a table -----------------------------------------------------------------------------------------
 
 
@@ -224,7 +170,7 @@ def timeline(asking: Asking) -> Timeline:
     """Returns the timeline of a table. Raises UsageError for an invalid table or time, Late if the log is too long for
     the time limit."""
     db, dot, table = asking.values["table"].lower().partition(".")
-    if not (db and dot and table) or "." in table:
+    if not (db and dot and table):
         raise UsageError(f"{asking.values['table']!r} is not a table name", hint="write DB.TABLE")
     since, until, name = moment_of(asking, "since"), moment_of(asking, "until"), f"{db}.{table}"
     deadline = time.monotonic() + asking.seconds
@@ -313,7 +259,7 @@ def _runs(asking: Asking, db: str, table: str, since: float) -> Iterator[Timelin
     for policy in _policies(asking, db):
         for run in history(policy.name, limit=RUNS, config=asking.serving.config).runs:
             if run.records or run.files:
-                text = f"{run.status}: {run.records:,} records, {run.files:,} files"
+                text = f"{run.status}: {count_text(run.records, 'record')}, {count_text(run.files, 'file')}"
                 said = {"from_event": run.from_event, "to_event": run.to_event, "dump": run.dump, "error": run.error}
                 at = _iso_of(run.ended or run.started)
                 yield TimelineEntry(at, "run", run.kind, run.id, run.to_event, f"policy {policy.name}", text, said)

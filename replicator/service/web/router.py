@@ -42,7 +42,7 @@ _ROOT = Parameter(
     "The name of a configured root, as listed by `roots`; default: that of [defaults], or the only one.",
 )
 _PAGING = (
-    Parameter("cursor", Annotated[str, Query(max_length=400)] | None, "`next` of the previous page."),
+    Parameter("cursor", Annotated[str, Query(max_length=TEXT)] | None, "`next` of the previous page."),
     Parameter("limit", Annotated[int, Query(ge=1, le=LARGEST)], "Entries per page.", PAGE),
 )
 
@@ -52,7 +52,7 @@ def router_of(endpoints: Sequence[Endpoint]) -> APIRouter:
     router = APIRouter(prefix="/api/v1", dependencies=[Depends(refuse_unknown_parameters)])
     for each in endpoints:
         router.add_api_route(
-            f"/{each.path}",
+            f"/{each.path.replace('{table}', '{table:path}')}",  # a name may contain a slash
             _handler(each),
             methods=["GET"],
             summary=each.summary,
@@ -69,6 +69,11 @@ def parameters_of(endpoint: Endpoint) -> list[Parameter]:
     return [*found, *endpoint.parameters, *(_PAGING if endpoint.listed else ())]
 
 
+def limit_of(endpoint: Endpoint) -> float:
+    """Returns the seconds after which a query is answered with 504; a command that is late then has time to end."""
+    return endpoint.seconds + (GRACE + PARTIAL if endpoint.process else 0.0)
+
+
 def _handler(endpoint: Endpoint) -> Callable[..., Awaitable[Response]]:
     async def handler(**given: Any) -> Response:
         request, who = given.pop("request"), given.pop("who")
@@ -77,7 +82,7 @@ def _handler(endpoint: Endpoint) -> Callable[..., Awaitable[Response]]:
         about = asking.given_root.place if asking.given_root else asking.policy.name if asking.given_policy else ""
         try:
             found = await askers.ask(
-                about, endpoint.seconds + GRACE + PARTIAL, lambda: _answer(endpoint, asking), process=endpoint.process
+                about, limit_of(endpoint), lambda: _answer(endpoint, asking), process=endpoint.process
             )
         except Late as late:
             return _late(endpoint, late)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import re
 import tempfile
@@ -41,12 +42,14 @@ VERSION = version("replicator")
 
 @dataclass(frozen=True)
 class Serving:
-    """The state of one server. Several threads may use it. at_work: ids of the actions that it is doing."""
+    """The state of one server. Several threads may use it. at_work: ids of the actions that it is doing. sums: totals
+    by policy, each with what it is valid for."""
 
     store: ServiceStore
     scheduler: Scheduler
     watch: LagWatch
     at_work: set[int] = field(default_factory=set, compare=False)
+    sums: dict[str, tuple[object, object]] = field(default_factory=dict, compare=False)
 
     @property
     def config(self) -> Config:
@@ -71,6 +74,16 @@ class Serving:
         """Returns policies by name."""
         return [_view(each, self.watch.found.get(name)) for name, each in sorted(self.config.policies.items())]
 
+    def version(self) -> str:
+        """Returns a text that changes when a run is queued, begins or ends, the status of a policy changes, or this
+        server writes: open pages then load their contents again. Raises StoreUnreachable."""
+        runs = [(each.id, each.state) for each in self.store.open_runs()]
+        policies = [(each.name, each.status, each.trouble) for each in self.policies()]
+        stale = sorted(name for name, each in self.watch.found.items() if each.stale)
+        health = self.scheduler.health
+        here = (health.epoch, health.trouble, health.damage, health.configuration)
+        return hashlib.sha256(repr((runs, policies, stale, here, self.store.changes)).encode()).hexdigest()[:16]
+
     def status(self) -> ServiceStatus:
         """Returns the state of the service. Raises StoreUnreachable."""
         with self.store.together():
@@ -84,7 +97,7 @@ class Serving:
             epoch=epoch,
             led=led,
             paused=ALL in known and known[ALL].paused,
-            trouble=tuple(each for each in (health.trouble, health.configuration) if each),
+            trouble=tuple(each for each in (health.trouble, health.damage, health.configuration) if each),
             running=states.count("running"),
             queued=states.count("queued"),
             version=VERSION,
@@ -171,7 +184,7 @@ LARGEST = 1 << 20
 MOST = 256
 """Maximum stored responses."""
 
-_SHARED = re.compile(r"/(|jobs|runs|policies/[^/]+|api/v1/(status|policies|jobs|runs)(/[^/:]+)?|api/v1/database/.+)")
+_SHARED = re.compile(r"/(|jobs|runs|policies(/[^/]+)?|api/v1/(status|policies|jobs|runs)(/[^/:]+)?|api/v1/database/.+)")
 
 Key = tuple[str, bytes, str, str]
 
