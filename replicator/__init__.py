@@ -79,21 +79,25 @@ if TYPE_CHECKING:
     from replicator.commands.ingest import IngestCancelOptions as IngestCancelOptions
     from replicator.commands.ingest import IngestDropZoneOptions as IngestDropZoneOptions
     from replicator.commands.ingest import IngestLsOptions as IngestLsOptions
-    from replicator.commands.ingest import IngestRequestOptions as IngestRequestOptions
     from replicator.commands.ingest import IngestRunOptions as IngestRunOptions
     from replicator.commands.ingest import IngestShowOptions as IngestShowOptions
     from replicator.commands.ingest import IngestStatsOptions as IngestStatsOptions
     from replicator.commands.ingest import IngestTakeOptions as IngestTakeOptions
-    from replicator.commands.ingest import IngestWatchOptions as IngestWatchOptions
     from replicator.commands.ingest import ingest_cancel as ingest_cancel
     from replicator.commands.ingest import ingest_drop_zone as ingest_drop_zone
     from replicator.commands.ingest import ingest_ls as ingest_ls
-    from replicator.commands.ingest import ingest_request as ingest_request
     from replicator.commands.ingest import ingest_run as ingest_run
     from replicator.commands.ingest import ingest_show as ingest_show
     from replicator.commands.ingest import ingest_stats as ingest_stats
     from replicator.commands.ingest import ingest_take as ingest_take
-    from replicator.commands.ingest import ingest_watch as ingest_watch
+    from replicator.commands.ingest_request import IngestRequestOptions as IngestRequestOptions
+    from replicator.commands.ingest_request import ingest_request as ingest_request
+    from replicator.commands.landing_tables import IngestMarkOptions as IngestMarkOptions
+    from replicator.commands.landing_tables import IngestVerifyOptions as IngestVerifyOptions
+    from replicator.commands.landing_tables import IngestWatchOptions as IngestWatchOptions
+    from replicator.commands.landing_tables import ingest_mark as ingest_mark
+    from replicator.commands.landing_tables import ingest_verify as ingest_verify
+    from replicator.commands.landing_tables import ingest_watch as ingest_watch
     from replicator.commands.lifecycle import HousekeepingCancelOptions as HousekeepingCancelOptions
     from replicator.commands.lifecycle import HousekeepingLsOptions as HousekeepingLsOptions
     from replicator.commands.lifecycle import HousekeepingRearmOptions as HousekeepingRearmOptions
@@ -188,7 +192,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _COMMANDS = {
-    "base": ("e", "n", "g", "i", "n", "e", "s"),
+    "base": ("engines",),
     "guard": (
         *("audit_ls", "AuditLsOptions"),
         *("audit_undo", "AuditUndoOptions"),
@@ -265,14 +269,18 @@ _COMMANDS = {
     "ingest": (
         *("ingest_cancel", "IngestCancelOptions"),
         *("ingest_ls", "IngestLsOptions"),
-        *("ingest_request", "IngestRequestOptions"),
         *("ingest_drop_zone", "IngestDropZoneOptions"),
         *("ingest_take", "IngestTakeOptions"),
         *("ingest_show", "ingest_stats"),
         *("IngestStatsOptions", "IngestShowOptions"),
         *("ingest_run", "IngestRunOptions"),
+    ),
+    "landing_tables": (
+        *("ingest_mark", "IngestMarkOptions"),
+        *("ingest_verify", "IngestVerifyOptions"),
         *("ingest_watch", "IngestWatchOptions"),
     ),
+    "ingest_request": (*("ingest_request", "IngestRequestOptions"),),
     "purge": (
         *("purge_run", "PurgeRunOptions"),
         *("purge_certify", "PurgeCertifyOptions"),
@@ -292,7 +300,6 @@ _OF_SERVICE = (
 """Public names of `replicator.service.service_process`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
-_MODULES["engines"] = "replicator.commands.base"
 _MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.service_process")
 _MODULES |= dict.fromkeys(("metrics", "MetricsOptions"), "replicator.service.metrics")
 _MODULES |= dict.fromkeys(("diagnose", "DiagnoseOptions"), "replicator.service.diagnosis")

@@ -31,7 +31,7 @@ from replicator.core.logging import SERVICE_RUN, LogConfig, LogFormat, LogLevel,
 from replicator.core.runtime import INTERRUPTED, TERMINATED, Terminated, beat_each, raise_on_sigterm
 from replicator.core.text import without_credentials
 from replicator.errors import ConfigError, Error
-from replicator.policies.checks.finding import NAGIOS, nagios_failure
+from replicator.policies.checks import NAGIOS, nagios_failure
 
 
 def as_plugin(answer: Callable[[], int]) -> int:
@@ -187,7 +187,7 @@ def _told(arguments: Sequence[str], began: float) -> int:
         return _tell("Terminated", "terminated by a signal", AGAIN, TERMINATED, as_json)
     except Error as error:
         if verbose:
-            note(traceback.format_exc().rstrip())
+            note(without_credentials(traceback.format_exc().rstrip()))
         show_error(failure(error), as_json)
         return error.exit_code
     except Exception as error:
@@ -230,7 +230,7 @@ def _meant(error: click.ClickException, context: click.Context | None) -> str:
 
 def _tell_unexpected(error: Exception, as_json: bool, verbose: bool) -> int:
     if verbose:
-        note(traceback.format_exc().rstrip())
+        note(without_credentials(traceback.format_exc().rstrip()))
     name = type(error).__name__
     if isinstance(error, OSError):
         return _tell(name, _system_text(error), _system_hint(error, verbose), 1, as_json)

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cmroot.root import looked_at
 from replicator.cli.options import Session, json_option, options_of, pass_session
@@ -69,27 +72,44 @@ def _lines(done: Initialized) -> Iterable[str]:
 @json_option
 @pass_session
 def demo(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Demonstrate replication on two real Hive metastores with real Spark tables, in about a minute.
+    """Demonstrate replication on two real Hive metastores with real Spark tables, in about a minute and a half.
 
-    Runs a bootstrap, changes of every kind, an incremental dump, the rubber-banding case, and a verification of every
-    byte. With --ingest: a table of PostgreSQL is landed by request, changed and landed again, replicated, landed
-    without an erased data subject, and restored to its first version. Needs no Java, needs a network only for its
-    set-up, and changes nothing outside its directory.
+    Shows each command, its output, and why it matters: a policy, a first run, changes without an event, the restore of
+    a dropped partition, a verification of every byte. With --ingest: a table of PostgreSQL is landed by request,
+    changed and landed again, replicated, landed without an erased data subject, and restored to its first version.
+    Needs a network only for its set-up, and changes nothing outside its directory.
 
     \b
     Example:
       replicator demo
-      replicator demo --keep /tmp/shop     then inspect its dumps with `replicator show`
+      replicator demo --keep /tmp/shop     ends with a page on both replicas, until Ctrl+C
       replicator demo --ingest             a table landed, replicated, a data subject erased, an earlier state restored
     """
     stream = sys.stderr if as_json else sys.stdout
+    with waiting(stream) as (shown, about):
 
-    def say(line: str) -> None:
-        print(line, file=stream, flush=True)
+        def say(line: str) -> None:
+            shown(line)
+            if line[:1] == "\n":  # a step's title
+                about(line.strip())
 
-    reported = session.call(run_demo, say=say, **given)
+        reported = session.call(run_demo, say=say, page=not as_json, **given)
     emit(reported, as_json, ())
     return 0
+
+
+@contextmanager
+def waiting(stream: TextIO) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Yields a function that prints a line, and one that sets the text of a progress line with the time since it was
+    set, which a terminal shows below the printed lines; other streams get none."""
+    console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield lambda line: print(line, file=stream, flush=True), lambda title: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as display:
+        task = display.add_task("", total=None)
+        yield console.print, lambda title: display.reset(task, description=title)
 
 
 # ---- diagnose --------------------------------------------------------------------------------------------------------

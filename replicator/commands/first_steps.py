@@ -127,6 +127,8 @@ cmroot = {_quoted(cmroot)}
 target_cmroot = {_quoted(target_cmroot)}
 dumps = {_quoted(dumps)}
 schedule = "5m"
+# Each run compares both sides of the tables whose last comparison is the oldest, within this budget.
+verify = {{ objects = 20, bytes = "10GiB" }}
 # Of loaded dumps and of the history of runs. Removed and replaced files have another retention: --older-than, below.
 retention = "7d"
 
@@ -198,8 +200,13 @@ def _write(file: Path, text: str, *, replace: bool) -> None:
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(Options):
     keep: Annotated[
-        str | os.PathLike[str] | None, opt("Run in this directory, new or empty, and keep it.", metavar="DIR")
+        str | os.PathLike[str] | None,
+        opt(
+            "Run in this directory, new or empty, keep it, and serve a page at the end (not with --ingest or --json).",
+            metavar="DIR",
+        ),
     ] = None
+    page: Annotated[bool, python_only("With `keep`: at the end, serve a page on both replicas until SIGINT.")] = False
     say: Annotated[Callable[[str], object], python_only("Called with the story, line by line.")] = print
     ingest: Annotated[bool, opt("Instead land a table of a PostgreSQL server, which the demo starts and stops.")] = (
         False
@@ -208,16 +215,16 @@ class DemoOptions(Options):
 
 @verb(DemoOptions)
 def demo(options: DemoOptions) -> DemoReport:
-    """Demonstrates replication on two real Hive metastores with real Spark tables, in about a minute: bootstrap,
-    changes of every kind, an incremental dump, the rubber-banding case, a verification of every byte. Starts a Spark of
-    its own. May run twice.
+    """Demonstrates replication on two real Hive metastores with real Spark tables, in about a minute and a half: a
+    policy, its first run, changes without an event, the restore of a dropped partition, a verification of every byte.
+    Starts two Sparks of its own. May run twice.
 
         replicator.demo(keep="/tmp/shop")
 
     Raises UsageError for a directory that is not empty, JavaError, ConfigError without a PostgreSQL for `ingest`, Error
     if a step does not give the expected result."""
     story = LandingStory if options.ingest else Story
-    return tell(None if options.keep is None else Path(options.keep), options.say, story)
+    return tell(None if options.keep is None else Path(options.keep), options.say, story, options.page)
 
 
 # ---- metastore -------------------------------------------------------------------------------------------------------

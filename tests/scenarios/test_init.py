@@ -119,3 +119,4 @@ def test_a_terminal_is_asked_and_a_script_is_not(
     assert process.returncode == 0, err
     assert json.loads(out)["file"] == "replicator.toml" and "source's metastore" in err
     assert read_config(tmp_path / "replicator.toml").policy("main").target == target_metastore.uri
+    assert read_config(tmp_path / "replicator.toml").policy("main").verify is not None, "its runs compare a sample"

@@ -42,7 +42,7 @@ COMMANDS = {
     *("capture", "dump", "dumps verify", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"),
     *("plan", "apply", "sync", "switchover", "failover", "failback"),
     *("housekeeping run", "retention run", "purge run", "purge retain", "purge certify", "ingest run"),
-    "ingest watch",
+    *("ingest watch", "ingest request", "ingest verify"),
 }
 used: set[str] = set()
 """Commands that have run a job."""
@@ -200,23 +200,27 @@ def test_a_landing_whose_executors_read_the_database(
     server, _, _ = postgres.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")
     with psycopg.connect(url, autocommit=True) as source:
         source.execute("CREATE TABLE t AS SELECT i AS id, 'v' || i AS v FROM generate_series(1, 5000) i")
+        source.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
         about = {"url": f"{server}/{source.info.dbname}", "user": "postgres", "readers": 2}
         ingestion = {"metastore": source_metastore.uri, "landing": str(tmp_path / "landing"), "sources": {"crm": about}}
         store = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
         config = parse_config({"ingestion": {**ingestion, "store": store}}, "test")
         replicator.asset_create("clustered", owner="ann", producers=["paul"], sources=["crm"], by="ann", config=config)
         replicator.asset_approve("clustered", by="bob", config=config)
-        replicator.ingest_request("crm:public.t", asset="clustered", by="paul", config=config)
+        asked = {"table": "crm:public.t", "asset": "clustered", "by": "paul", "config": config}
+        replicator.ingest_request(**asked)
         settings = ON_SPARK | hive_settings(source_metastore.uri, str(source_metastore.warehouse))
         with replicator.engines("spark", spark_cluster.url, settings) as engines:
             done = caller(engines)("ingest run", config=config)
             assert caller(engines)("ingest watch", config=config).status == "quiet"
+            assert caller(engines)("ingest verify", of="clustered", config=config).status == "same"
+            assert caller(engines)("ingest request", dry_run=True, **asked).tables[0].plan
         assert (done.status, done.done, done.rows) == ("done", 1, 5000), done
         with connect(source_metastore.uri) as metastore:
             place = str(metastore.table("clustered_public", "t").location).removeprefix("file:")
         landed = sorted(tuple(row.values()) for row in ds.dataset(place, format="parquet").to_table().to_pylist())
         assert landed == source.execute("SELECT id, v FROM t ORDER BY id").fetchall()
-    assert used == {"ingest run", "ingest watch"}
+    assert used == {"ingest run", "ingest watch", "ingest verify"}, "the source's catalog tells a rehearsal all"
 
 
 @pytest.mark.parametrize("how", ["spark-submit", pytest.param("spark-defaults.conf", marks=pytest.mark.long)])

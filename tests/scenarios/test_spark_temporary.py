@@ -19,12 +19,16 @@ ENGINE = """
 import sys
 from replicator.core.spark import SparkEngine, hive_settings
 engine = SparkEngine("local[1]")
-engine.session(hive_settings(sys.argv[1], sys.argv[2])).sql("SHOW DATABASES").collect()
+session = engine.session(hive_settings(sys.argv[1], sys.argv[2]))
+session.sql("SHOW DATABASES").collect()
+print(session.sparkContext.getConf().get("spark.ui.showConsoleProgress"))
 """
 STORY = """
 import sys
+from pathlib import Path
 from replicator.commands.demos.spark_sql import SparkSql
-with SparkSql(sys.argv[1], sys.argv[2]) as spark:
+from replicator.commands.demos.story import own_environment
+with SparkSql(sys.argv[1], sys.argv[2], environment=own_environment(Path.cwd())) as spark:
     assert spark.run("SHOW DATABASES")
 """
 
@@ -49,6 +53,10 @@ def test_nothing_of_a_hive_session_remains(
     assert done.returncode == 0, done.stderr
     eventually(lambda: left(temporary) == [], lambda: left(temporary))
     assert not list(tmp_path.rglob("*_resources"))
+    if program is STORY:
+        assert not list(temporary.iterdir()), "all of it is below the demo's directory"
+    else:
+        assert "Setting" not in done.stderr and done.stdout.split() == ["false"], "no lines and bars of Spark"
 
 
 def left(temporary: Path) -> list[str]:

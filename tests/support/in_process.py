@@ -15,6 +15,7 @@ from replicator.core.config import parse_config
 from replicator.service.admission import Admission
 from replicator.service.api_tokens import Role, create_token
 from replicator.service.measuring import LagWatch
+from replicator.service.pages.rendering import bodies_of
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
 from replicator.service.web.app import HEADERS, make_app
@@ -33,7 +34,7 @@ class InProcess:
         self.scheduler = Scheduler(self.store, lambda: config, here / "replicator.toml")
         self.serving = Serving(self.store, self.scheduler, LagWatch(lambda: config, threading.Event()))
         application = make_app(self.serving, open_to_all=open_to_all, moment=moment)
-        self.application: Any = Admission(application, config.service, HEADERS)
+        self.application: Any = Admission(application, config.service, HEADERS, bodies_of(application))
 
     def token(self, name: str, role: Role, *policies: str) -> dict[str, str]:
         """The headers of a new one."""

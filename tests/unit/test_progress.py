@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from waiting import Clock, eventually
 
-from cmroot.store.checksum import checksum_file, copy_file
-from cmroot.store.local import FLOW
+from cmroot.store.checksum import FLOW, checksum_file, copy_file
 from replicator.cli.output import begin_logging, end_logging, lines_on_stdout
 from replicator.compare.compare_files import FilePair, FilesCompared
 from replicator.compare.verify import TableSteps

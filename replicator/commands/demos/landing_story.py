@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import replicator
-from replicator.commands.demos.story import DemoReport, start_sides, stop_sides, timed
+from replicator.commands.demos.story import DemoReport, own_environment, start_sides, stop_sides, timed
 from replicator.core.config import Config, parse_config
 from replicator.errors import ConfigError, Error
 from replicator.metastore.embedded.running import Running
@@ -166,6 +167,21 @@ _CHANGES = (
 Row = tuple[Any, ...]
 
 
+@contextlib.contextmanager
+def aside(file: Path) -> Iterator[None]:
+    """Appends standard error of this process, and of those that it starts, to a file."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with file.open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 class LandingStory:
     """The steps of the demo. directory: of the two warehouses. say: called with each line of output."""
 
@@ -175,8 +191,14 @@ class LandingStory:
         self._closing = contextlib.ExitStack()
         self._dumps: list[str] = []
 
-    def run(self, engine: Any) -> None:
-        self._engine = engine
+    def run(self) -> None:
+        with replicator.engines("spark", "local[2]") as self._engine:
+            self._run()
+
+    def serve(self) -> None:
+        """Nothing: this demo has no policy."""
+
+    def _run(self) -> None:
         self._step("start PostgreSQL and two Hive metastores", self._start)
         self._step("source: a table of people, and a list of erased data subjects", lambda: self._sql(*_BEFORE))
         self._step("assets: who may land which data; another user approves them", self._create_assets)
@@ -203,7 +225,7 @@ class LandingStory:
         import psycopg
 
         self._closing.callback(stop_sides, self._directory)
-        self._sides: list[Running] = start_sides(self._directory)
+        self._sides: list[Running] = start_sides(self._directory, own_environment(self._directory))
         self._source = self._closing.enter_context(psycopg.connect(postgres.url, autocommit=True))
         url, password = f"jdbc:postgresql://127.0.0.1:{postgres.port}/postgres", f"file:{postgres.password_file}"
         source = {"url": url, "user": "postgres", "password": password, "readers": 2}
@@ -248,7 +270,8 @@ class LandingStory:
             self._typed(f"ingest request crm:public.{table} --asset {asset}")
             replicator.ingest_request(f"crm:public.{table}", asset=asset, by=MAKER, config=self._config)
             self._typed("ingest run")  # the list of erased ids is landed before the table
-            done = replicator.ingest_run(config=self._config, engine=self._engine)
+            with aside(self._directory / "spark.log"):  # Java's warnings as Spark starts
+                done = replicator.ingest_run(config=self._config, engine=self._engine)
             if done.done != 1:
                 raise Error(f"{table} was not landed: {done.errors}", hint="this is a bug: report it")
             self._say(f"    {done.rows} rows, {done.bytes} bytes, counted again from the files before publication")

@@ -10,22 +10,39 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
+
+ENDS = 60.0  # seconds in which an application ends
 
 
 class SparkSql:
     """Spark SQL against a metastore. Slow to start (about 10 s): share one a module."""
 
-    def __init__(self, uri: str, warehouse: str | Path, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        warehouse: str | Path,
+        settings: dict[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment`: of its process; None: that of this one."""
+        self.uri = uri
         place = Path(warehouse).absolute()  # Spark is at home above it
         arguments = [sys.executable, "-m", __name__, uri, str(place), json.dumps(settings or {})]
         home = place.parent
         self._log = home / "spark.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=home
+                arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=home,
+                env=environment,
             )
 
     def run(self, *statements: str) -> list[list[Any]]:
@@ -45,7 +62,12 @@ class SparkSql:
         return rows
 
     def close(self) -> None:
-        self._process.communicate("", timeout=60)
+        """Ends its process, which is killed if it does not end in time."""
+        try:
+            self._process.communicate("", timeout=ENDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
     def __enter__(self) -> SparkSql:
         return self
