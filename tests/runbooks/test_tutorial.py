@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from plain_tables import PlainDatabase
-from runbooks import play, steps
+from runbooks import play, run_words, steps
 
-from replicator.commands.demos.spark_sql import SparkSql
 from replicator.metastore.embedded import running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
@@ -25,110 +26,66 @@ def free_ports() -> tuple[int, int]:
         return one.getsockname()[1], other.getsockname()[1]
 
 
-def place_of(client: ThriftMetastore, db: str) -> Path:
-    storage = client.table(db, "orders").storage
-    assert storage is not None
-    return Path(str(storage.location).removeprefix("file:"))
-
-
 class Plain:
-    """The shop by calls of the metastore, in place of Spark's statements."""
+    """The statements of the page by calls of the metastore, in place of Spark's: the same files and events."""
 
-    def __init__(self, uri: str, here: Path) -> None:
-        self._client = connect(uri)
-        self._db = PlainDatabase(self._client, "shop", here / "source" / "warehouse")
+    def __init__(self, client: ThriftMetastore, warehouse: Path) -> None:
+        self._client, self._db = client, PlainDatabase(client, "shop", warehouse)
 
-    def create(self) -> None:
-        self._db.create()
-        self._db.table("orders", {"part-0": "1\x01tea\n2\x01cup\n"})
-
-    def insert(self) -> None:
-        self._db.write("orders", {"part-1": "3\x01pot\n"})
-
-    def drop(self) -> None:
-        self._db.drop("orders")
-
-
-class BySpark:
-    """The shop by the statements of the page."""
-
-    def __init__(self, uri: str, text: str) -> None:
-        self._uri = uri
-        code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        assert len(code) == 1
-        self._code = code[0]
-
-    def create(self) -> None:
-        exec(self._code, {})
-
-    def insert(self) -> None:
-        self._run("INSERT INTO shop.orders VALUES (3, 'pot')")
-
-    def drop(self) -> None:
-        self._run("DROP TABLE shop.orders")
-
-    def _run(self, statement: str) -> None:
-        assert f"`{statement}`" in PAGE.read_text()
-        with SparkSql(self._uri, "source/warehouse") as spark:
-            spark.run(statement)
+    def run(self, statement: str) -> list[str]:
+        match statement.split():
+            case ["CREATE", "DATABASE", "shop"]:
+                self._db.create()
+            case ["CREATE", "TABLE", "shop.orders", *_]:
+                self._db.table("orders", {})
+            case ["INSERT", "INTO", "shop.orders", *_]:
+                for id, item in re.findall(r"\((\d+), '(\w+)'\)", statement):
+                    self._db.write("orders", {f"part-{id}": f"{id}\x01{item}\n"})
+            case ["DROP", "TABLE", "shop.orders"]:
+                self._db.drop("orders")
+            case ["SHOW", "TABLES", "IN", db]:
+                return list(self._client.table_names(db))
+            case ["SELECT", "*", "FROM", table, "ORDER", "BY", "id"]:
+                place = Path((self._client.table(*table.split(".")).location or "").removeprefix("file:"))
+                texts = [each.read_text() for each in place.iterdir() if each.name.startswith("part-")]
+                return sorted(text.strip().replace("\x01", " ") for text in texts)
+            case _:
+                raise AssertionError(f"{statement}: not known")
+        return []
 
 
 @pytest.mark.parametrize("writer", ["plain", pytest.param("spark", marks=pytest.mark.long)])
-def test_the_tutorial_works_as_it_stands(writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_shows_what_is_printed(writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ports = free_ports()
-    text = (
-        PAGE.read_text()
-        .replace("9083", str(ports[0]))
-        .replace("9084", str(ports[1]))
-        .replace("--to EVENT", "--to {event}")
-    )
+    source, target = free_ports()
+    text = PAGE.read_text().replace("9083", str(source)).replace("9084", str(target))
     page = tmp_path / "tutorial.md"
-    page.write_text(text)
-    played = steps(page)
-    uri = f"thrift://127.0.0.1:{ports[0]}"
+    page.write_text(text.replace("--to EVENT", "--to {event}"))
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "sql.py").write_text(code)
     values: dict[str, object] = {}
-    shop: Plain | BySpark | None = None
+    uris = {"source": f"thrift://127.0.0.1:{source}", "target": f"thrift://127.0.0.1:{target}"}
 
-    def at(command: str) -> int:
-        return next(number for number, each in enumerate(played) if each.command.startswith(f"replicator {command}"))
+    def by(words: Sequence[str]) -> tuple[int, str]:
+        if words[0] == "replicator":
+            code, output = run_words(words[1:])
+            if words[1] == "status":
+                values["event"] = re.findall(r"^event +(\d+)", output, re.MULTILINE)[0]
+            return code, output
+        if writer == "spark":
+            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True)
+            return done.returncode, done.stdout + done.stderr
+        _, _, side, *statements = words
+        with connect(uris[side]) as client:
+            rows = [Plain(client, tmp_path / side / "warehouse").run(each) for each in statements]
+        return 0, "\n".join(rows[-1])
 
-    def create() -> None:
-        nonlocal shop
-        shop = Plain(uri, tmp_path) if writer == "plain" else BySpark(uri, text)
-        shop.create()
-
-    def insert() -> None:
-        assert shop is not None
-        shop.insert()
-
-    def drop() -> None:
-        assert shop is not None
-        with connect(uri) as client:
-            values["event"] = client.current_event_id()
-            place = place_of(client, "shop")
-        files.extend(each for each in place.iterdir() if each.name.startswith("part-"))
-        shop.drop()
-
-    def look() -> None:
-        with connect(uri) as client:
-            assert client.table_names("shop") == []
-            place = place_of(client, "rescue")
-        rows = [each for each in place.iterdir() if each.name.startswith("part-") and each.suffix != ".crc"]
-        assert len(rows) == len(files) and files
-        found.append(place)
-
-    files: list[Path] = []
-    found: list[Path] = []
-    before: dict[int, Callable[[], object]] = {
-        at("init"): create,
-        at("lag"): insert,
-        at("status") + 1: drop,
-        at("metastore stop"): look,
-    }
     try:
-        play(page, values, before=before)
+        played = play(page, values, by=by, programs=("replicator", "python"))
     finally:
-        for side in ("source", "target"):
+        for side in uris:
             running.stop(tmp_path / side)
-    assert found
+    shown = [step for step in played if step.output]
+    silent = [step.command for step in played if not step.output]
+    assert len(shown) > 12 and all(re.search(r"INSERT|DROP|SHOW TABLES", each) for each in silent)
+    assert len(steps(PAGE)) == len(played)

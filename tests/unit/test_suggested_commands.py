@@ -14,7 +14,7 @@ from replicator.cli import table
 from replicator.cli.main import cli
 
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEMPLATES = sorted((ROOT / "replicator").rglob("*.html"))
 CODE = sorted(path for top in ("replicator", "cmroot") for path in (ROOT / top).rglob("*.py"))
 INLINE = re.compile(r"`([^`\n]+)`")
