@@ -141,7 +141,7 @@ def test_what_reads_with_spark_is_refused_and_names_what_it_does_not_reach(two: 
         with pytest.raises(Refused, match="cannot be read with Spark"):
             call(two.config, two.root, ids, whitelist=two.name)
     assert (two.untouched(), two.ours.db.everything()) == before
-    tables, gaps = described(two.theirs.metastore, WhiteList.parse(two.name), PurgeOptions(ids))
+    tables, gaps, _ = described(two.theirs.metastore, WhiteList.parse(two.name), PurgeOptions(ids))
     assert [each.name for each in tables] == [f"{two.name}.people"]
     there = f"@{two.bound.catalog}#{two.name}"
     assert gaps == [PurgeGap(f"{there}.{name}", "in another catalog") for name in ("orders", "people")]

@@ -19,7 +19,7 @@ from lab import Lab
 from waiting import CEILING
 
 import replicator
-from cmroot.store.local import SLACK
+from cmroot.store.checksum import SLACK
 from replicator.errors import ConfigError, UsageError
 
 MB = 1_000_000

@@ -89,6 +89,6 @@ def test_a_table_that_is_refused_later_keeps_its_replica_and_is_a_gap_of_a_purge
     assert sorted(pair.target.metastore.table_names(pair.replica("a").name)) == ["bad", "four", "one", "three", "two"]
 
     db = pair.db("a").name
-    tables, gaps = described(pair.db("a").metastore, WhiteList.parse(f"{db}.(bad|two)"), PurgeOptions(f"{db}.ids:b"))
+    tables, gaps, _ = described(pair.db("a").metastore, WhiteList.parse(f"{db}.(bad|two)"), PurgeOptions(f"{db}.ids:b"))
     assert [each.name for each in tables] == [f"{db}.two"]
     assert [each.table for each in gaps] == [f"{db}.bad"] and "does not give it: table" in gaps[0].reason

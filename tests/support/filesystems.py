@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from waiting import CEILING
+
+from cmroot.store.local import LocalStore
+from cmroot.store.spelling import local_path
 
 
 @pytest.fixture
@@ -22,3 +28,21 @@ def other_device(tmp_path: Path) -> Iterator[Path]:
             shutil.rmtree(made)
             return
     pytest.skip("no second device")
+
+
+def hanging_below(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> threading.Event:
+    """Makes reads and looks below directories wait, as on a mount whose server is away, until the event is set."""
+    mounted = threading.Event()
+    tops = tuple(f"{each}" for each in directories)
+
+    def waiting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: LocalStore, path: str, *more: Any, **named: Any) -> Any:
+            if local_path(path).startswith(tops):
+                mounted.wait(CEILING)
+            return real(self, path, *more, **named)
+
+        return call
+
+    for name in ("read_bytes", "exists", "list", "children"):
+        monkeypatch.setattr(LocalStore, name, waiting(getattr(LocalStore, name)))
+    return mounted

@@ -10,7 +10,7 @@ import uvicorn
 from waiting import CEILING
 
 from replicator.core.service_config import LimitConfig
-from replicator.service.admission import uvicorn_limits
+from replicator.service.client_connections import uvicorn_limits
 from replicator.service.service_process import AnsweringServer
 
 

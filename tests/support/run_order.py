@@ -37,6 +37,7 @@ WHOLE = {
             "tests/conformance/test_embedded_metastore.py",
             "tests/conformance/test_transports.py",
             "tests/scenarios/test_hdfs_lifecycle.py",
+            "tests/scenarios/test_purge_names.py",
             "tests/scenarios/test_s3_events.py",
             "tests/scenarios/test_s3_lifecycle.py",
             "tests/scenarios/test_spark_attempts.py",

@@ -73,10 +73,17 @@ def _block(page: str, lines: Iterator[tuple[int, str]]) -> Iterator[Step]:
 
 
 def play(
-    page: Path | str, values: Mapping[str, object], *, before: Mapping[int, Callable[[], object]] | None = None
+    page: Path | str,
+    values: Mapping[str, object],
+    *,
+    before: Mapping[int, Callable[[], object]] | None = None,
+    by: Callable[[Sequence[str]], tuple[int, str]] | None = None,
+    programs: Sequence[str] = ("replicator",),
 ) -> list[Step]:
     """Runs a page from its beginning to its end; returns its steps. `page`: a path, or a name in docs/runbooks.
-    `before`: by the number of a step (from 0; `echo $?` counts), what happens just before it.
+    `before`: by the number of a step (from 0; `echo $?` counts), what happens just before it. `by`: runs a command's
+    words in place of this process; returns the exit code, and standard output followed by standard error. `programs`:
+    those that a page may run; of several, `by` gets the name, too.
 
     Raises AssertionError, naming the line, where a command ends or prints otherwise than the page says."""
     path = page if isinstance(page, Path) else ROOT / f"{page}.md"
@@ -87,7 +94,7 @@ def play(
             before[number]()
         if step.command.strip() == "echo $?":
             continue
-        code, output = _run(_words(step, values))
+        code, output = (by or run_words)(_words(step, values, programs))
         follows = played[number + 1] if number + 1 < len(played) else None
         wanted = 0
         if follows is not None and follows.command.strip() == "echo $?":
@@ -111,13 +118,13 @@ def _filled(step: Step, text: str, values: Mapping[str, object]) -> str:
     return re.sub(r"\{([a-z_]+)\}", value, text)
 
 
-def _words(step: Step, values: Mapping[str, object]) -> list[str]:
+def _words(step: Step, values: Mapping[str, object], programs: Sequence[str]) -> list[str]:
     words = [_filled(step, word, values) for word in shlex.split(step.command)]
-    assert words[:1] == ["replicator"], f"{step}: only replicator can be run"
-    return words[1:]
+    assert words[0] in programs, f"{step}: only {' and '.join(programs)} can be run"
+    return words[1:] if len(programs) == 1 else words
 
 
-def _run(words: Sequence[str]) -> tuple[int, str]:
+def run_words(words: Sequence[str]) -> tuple[int, str]:
     """Exit code, and standard output followed by standard error."""
     file = None
     if ">" in words:

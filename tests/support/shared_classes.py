@@ -73,12 +73,13 @@ def use_shared_classes(environment: MutableMapping[str, str]) -> None:
 def _make(kept: Path, environment: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new.") as aside:
         metastore, archive = Path(aside) / "metastore", Path(aside) / "classes.jsa"
+        options = f"-XX:ArchiveClassesAtExit={archive} -Djava.io.tmpdir={aside} -Xlog:disable"
         metastore.mkdir()
         running = embedded.start(metastore, env=os.environ)
         try:
             subprocess.run(
                 [sys.executable, "-c", _WORK, aside, running.uri],
-                env={**environment, "SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable"},
+                env={**environment, "SPARK_SUBMIT_OPTS": options},
                 cwd=aside,
                 capture_output=True,
                 check=True,

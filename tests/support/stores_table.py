@@ -247,7 +247,7 @@ FEATURES = (
     StoreFeature("a load that is killed, and run again", killed_loads),
     StoreFeature("`verify`: all levels, and a spoiled file is seen", verified),
     StoreFeature("`repair`", repaired),
-    StoreFeature("snapshots: `load --publish snapshot`", snapshots),
+    StoreFeature('snapshots: `publish = "snapshot"` of a policy', snapshots),
     StoreFeature("`sync` of a policy", synced),
     StoreFeature("`restore` to an event", restored, one=True),
     StoreFeature("`cm expire` and `cm check`", expired, one=True),
