@@ -1,7 +1,8 @@
-"""The tests of `long.toml` get the marker `long`, and each is there with what proves its promise in every run.
+"""The tests of `long.toml` get the marker `long`, and each is there with what else proves its promise.
 
 A pytest plugin. A key of the table is the name of a test, or of some of its cases: `*` is anything. A value is one test
-of the same file, or several of any: together they prove the same, in a run without `long` tests.
+of the same file, or several of any, which together prove the same; or an empty list, where nothing else does. A proof
+is a test of every run, or a row with an empty list.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TABLE = Path(__file__).parent.parent / "long.toml"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Raises UsageError where all tests are collected and the table names what is not there, or not in every run."""
+    """Raises UsageError where all tests are collected and the table names what is not there, or a proof is no proof."""
     table = read_table()
     long = covered([item.nodeid for item in items], table)
     for item in items:
@@ -51,9 +52,10 @@ def covered(nodes: Iterable[str], patterns: Iterable[str]) -> set[str]:
 
 def mistakes(table: Mapping[str, Sequence[str]], nodes: Sequence[str], usual: Sequence[str]) -> Iterable[str]:
     """`usual`: those of the nodes that every run has."""
+    alone = covered(nodes, [pattern for pattern, proofs in table.items() if not proofs])
     for pattern, proofs in table.items():
         if not covered(nodes, [pattern]):
             yield f"{pattern} is no test"
         for proof in proofs:
-            if not covered(usual, [proof]):
-                yield f"{proof} is no test of every run"
+            if not covered([*usual, *alone], [proof]):
+                yield f"{proof} is no test of every run, nor a long one without proofs"

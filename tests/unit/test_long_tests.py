@@ -1,4 +1,4 @@
-"""The table of long tests names tests that exist, and those that prove the same in every run."""
+"""The table of long tests names tests that exist, and those that prove the same."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def test_a_test_that_is_not_there_and_a_proof_that_is_long_are_told() -> None:
     table = {"a.py::test_x[s3*": ["a.py::test_x[hdfs*"], "a.py::gone": ["a.py::test_y", "a.py::test_xy"]}
     assert list(mistakes(table, NODES, NODES[1:2])) == [
         "a.py::gone is no test",
-        "a.py::test_y is no test of every run",
-        "a.py::test_xy is no test of every run",
+        "a.py::test_y is no test of every run, nor a long one without proofs",
+        "a.py::test_xy is no test of every run, nor a long one without proofs",
     ]
+
+
+def test_a_long_test_without_proofs_may_prove_others() -> None:
+    table = {"a.py::test_x": [], "a.py::test_xy": ["a.py::test_x[s3*"], "a.py::test_y": ["a.py::test_xy"]}
+    assert list(mistakes(table, NODES, [])) == ["a.py::test_xy is no test of every run, nor a long one without proofs"]
