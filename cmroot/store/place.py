@@ -330,6 +330,14 @@ def folded(place: str) -> str:
     return head + (posixpath.normpath("/" + path.lstrip("/")).rstrip("/") or "/")
 
 
+def relative(location: str, home: str) -> str | None:
+    """Returns `location` relative to `home` ("" for home itself); None if it is not below it."""
+    path, top = folded(location), folded(home).rstrip("/")
+    if path == top:
+        return ""
+    return path[len(top) + 1 :] if path.startswith(top + "/") else None
+
+
 def tidied(place: str) -> str:
     """Returns a folded place with its original scheme, for a metastore: a server with `s3a` has no `s3`."""
     text = folded(place)

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from cmroot.errors import FormatError
 from cmroot.log.captured import FILES, RELEASE
-from cmroot.store.place import join
 from replicator.core.model import (
     Column,
     Constraint,
@@ -200,23 +199,20 @@ class Inventory:
         )
         return dict(rows.fetchall())
 
-    def delta_log(self, db: str, name: str) -> list[tuple[str, KnownFile, bool | None]]:
-        """Returns the files of a Delta table's log: (path, known state, True if it names files outside of its table;
-        None if that was not yet examined)."""
+    def log_files(self, db: str, name: str, directory: str) -> list[tuple[str, KnownFile, str | None]]:
+        """Returns the files of a table's log, below a directory of it: (path in the table, known state, why it makes a
+        copy no copy; None if that was not yet examined)."""
         rows = self._db.execute(
-            "SELECT t.location, f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, d.outside"
-            " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > '_delta_log/'"
-            " AND f.path < '_delta_log0' LEFT JOIN delta_logs d ON d.checksum = f.checksum"
+            "SELECT f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, l.problem"
+            " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?"
+            " LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = t.location"
             " WHERE t.db = ? AND t.name = ?",
-            (db, name),
+            (f"{directory}/", f"{directory}0", db, name),
         )
-        return [
-            (join(row[0], row[1]), KnownFile(*row[1:8]), None if row[8] is None else bool(row[8]))
-            for row in rows.fetchall()
-        ]
+        return [(row[0], KnownFile(*row[:7]), row[7]) for row in rows.fetchall()]
 
-    def remember_delta_log(self, checksum: str, outside: bool) -> None:
-        self._db.execute("INSERT OR REPLACE INTO delta_logs VALUES (?, ?)", (checksum, outside))
+    def remember_log_file(self, checksum: str, location: str, problem: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO log_files VALUES (?, ?, ?)", (checksum, location, problem))
 
     def partition_count(self, db: str, name: str) -> int:
         row = self._db.execute(

@@ -51,12 +51,12 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
 # Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in a format
-# other than Hive's, True for files of a Delta log (by checksum) that name files outside of its table, and the files
-# that properties of a table or its partitions name, with the position that named each first. Constraints are not
-# derived: captures read them from the metastore if the manifest does not record that they are known.
+# other than Hive's, why files of a table's log (by checksum and the table's location) make a copy of the table no copy,
+# and the files that properties of a table or its partitions name, with the position that named each first. Constraints
+# are not derived: captures read them from the metastore if the manifest does not record that they are known.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
-CREATE TABLE IF NOT EXISTS delta_logs (checksum TEXT PRIMARY KEY, outside INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS log_files (checksum, location, problem, PRIMARY KEY (checksum, location)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS named_files (table_id INTEGER, place TEXT, path TEXT, since, PRIMARY KEY (table_id, path));
 CREATE TABLE IF NOT EXISTS recorded_files (db, path, location, size, mtime_ns, identity, checksum, kept, version, since,
   PRIMARY KEY (db, path));

@@ -7,6 +7,7 @@ the log are retained, and each capture's marker names the object, until it is re
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import msgspec
@@ -16,16 +17,30 @@ from cmroot.errors import FormatError
 from cmroot.keep.content import locate
 from cmroot.keep.versions import open_version
 from cmroot.log.captured import Segment
-from cmroot.store.delta import names_outside
-from cmroot.store.place import Place, located
+from cmroot.store import iceberg
+from cmroot.store.delta import LOG, names_outside
+from cmroot.store.place import Place, join, located, relative
 from cmroot.text import unsafe
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.core.model import Value
-from replicator.core.not_replicated import DELTA, OF_SERVERS, OUTSIDE, UNLISTED, NotReplicated, reason_of
+from replicator.core.not_replicated import (
+    DELTA,
+    ICEBERG,
+    NO_POINTER,
+    OF_SERVERS,
+    OUTSIDE,
+    SAID,
+    UNLISTED,
+    Format,
+    NotReplicated,
+    iceberg_pointer,
+    reason_of,
+)
 from replicator.core.roles import is_shadow
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader, ObjectKind, ServerObject
+from replicator.metastore.events.facts import Name
 
 UNSEEN, EMPTY = "unseen", "declared_empty"  # keys of a marker's `about`
 REFUSED = "the metastore does not give it"  # start of the reason for a refused table
@@ -239,8 +254,8 @@ def left_out(
         for name, format in manifest.formats(db).items():
             if holds((db, name)):
                 reason = reason_of(format)
-                if format == DELTA and any(_outside(manifest, root, db, name)):
-                    reason = OUTSIDE
+                if format in _LOGS:
+                    reason = next(_LOGS[format](manifest, root, db, name), "")
                 if reason:
                     found[f"{db}.{name}"] = reason
     return found
@@ -324,27 +339,81 @@ def remembered_objects(
     return [each for each in found if _is_selected(each.object, selected)]
 
 
-def _outside(manifest: Manifest, root: str, db: str, name: str) -> Iterator[bool]:
-    """Yields, for each file of a Delta table's log, True if it names files outside of the table."""
-    for place, file, known in manifest.delta_log(db, name):
-        if known is None and file.checksum is not None:
-            known = _names_outside(place, file, root)
-            if known is not None:
-                manifest.remember_delta_log(file.checksum, known)
-        yield bool(known)
+def _delta_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
+    """Yields why a Delta table is left out, for each file of its log that names files outside of the table."""
+    for path, file, known in manifest.log_files(db, name, LOG):
+        if _problem(manifest, root, (db, name), path, file, known, _named_outside):
+            yield OUTSIDE
 
 
-def _names_outside(place: str, file: KnownFile, root: str) -> bool | None:
-    """None if its bytes are no longer available. A file that cannot be parsed is treated as an ordinary file."""
-    for open_file in _openings(place, file, root):
-        try:
-            with open_file() as stream:
-                return names_outside(place, stream)
-        except FileNotFoundError:
+def _named_outside(path: str, location: str, stream: BinaryIO) -> str:
+    try:
+        return OUTSIDE if names_outside(join(location, path), stream) else ""
+    except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return ""  # treated as an ordinary file
+
+
+def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
+    """Yields why an Iceberg table is left out: its metadata file, or a list or manifest, cannot be translated."""
+    table = manifest.table(db, name)
+    if table is None or table.location is None:
+        return
+    pointer, said = iceberg_pointer(table), f"{SAID[ICEBERG]}: "
+    if not pointer:
+        yield NO_POINTER
+        return
+    own = relative(pointer, table.location)
+    if not own:
+        yield f"{said}its metadata file {pointer} is outside of its location"
+        return
+    files = {path: (file, known) for path, file, known in manifest.log_files(db, name, iceberg.DIRECTORY)}
+    if own not in files:
+        yield f"{said}its metadata file {pointer} was not found"
+    for path, (file, known) in files.items():
+        if path != own and (iceberg.is_metadata(path) or not iceberg.in_tree(path)):
             continue
-        except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):
-            return False
-    return None
+        if problem := _problem(manifest, root, (db, name), path, file, known, _not_translatable):
+            yield said + problem
+
+
+def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
+    try:
+        for each in iceberg.references(path, stream.read()):
+            if problem := iceberg.problem_of(each):
+                return f"{each.path}: {problem}"
+            if relative(each.path, location) is None:
+                return f"its file {each.path} is outside of its location"
+    except FormatError as error:
+        return error.message
+    return ""
+
+
+_LOGS: dict[Format, Callable[[Manifest, str, str, str], Iterator[str]]] = {
+    DELTA: _delta_problems,
+    ICEBERG: _iceberg_problems,
+}
+
+
+def _problem(
+    manifest: Manifest,
+    root: str,
+    name: Name,
+    path: str,
+    file: KnownFile,
+    known: str | None,
+    examine: Callable[[str, str, BinaryIO], str],
+) -> str:
+    """Returns why a file of a log makes a copy of its table no copy; empty if it does not, or if its bytes are gone.
+    Each content is examined once at a location."""
+    location = (table.location if (table := manifest.table(*name)) else None) or ""
+    if known is not None or file.checksum is None:
+        return known or ""
+    for open_file in _openings(join(location, path), file, root):
+        with suppress(FileNotFoundError), open_file() as stream:
+            found = examine(path, location, stream)
+            manifest.remember_log_file(file.checksum, location, found)
+            return found
+    return ""
 
 
 def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], BinaryIO]]:

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
 
+from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
 from cmroot.store.listing import FileState, Listing, list_tree, may_name_places
 from cmroot.store.listings import Listings
-from cmroot.store.place import join, located, parent, scheme
+from cmroot.store.place import join, located, parent, relative, scheme
 from replicator.compare.differences import Difference, Differences
 from replicator.core.model import Partition, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import FormatError
 from replicator.replay.apply.copying import at_most
+from replicator.replay.apply.iceberg_files import mover
 from replicator.replay.apply.named_places import homes_of, limit_of, reason, translated
 from replicator.replay.apply.staging import empty_directories
 from replicator.replay.placement import is_published
@@ -43,7 +46,8 @@ _ASKED_AT_ONCE = 16
 @dataclass(frozen=True)
 class FilePair:
     """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
-    far as the metastore knows. `delta`: a Delta table, whose log is read, too. `homes`: further locations that its
+    far as the metastore knows. `delta`: a Delta table, whose log is read, too. `pointer`: the target's metadata file, of
+    an Iceberg table, whose tree is read. `homes`: further locations that its
     files may name, as for `homes_of`. `root`: the directory of a partitioned table, of which only files that no
     partition has are compared."""
 
@@ -54,6 +58,7 @@ class FilePair:
     delta: bool = False
     homes: Sequence[tuple[str | None, str | None]] = ()
     root: bool = False
+    pointer: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ def _compare(
 ) -> None:
     source, target = _files(here), _files(there)
     indexes = [path for path in source if may_name_places(path) and _is_index(path, source, target)]
+    if pair.pointer:
+        indexes = [path for path in source if iceberg.in_tree(path) and path in target]
     same = {path for path, state in source.items() if path in target and target[path].size == state.size}
     alike = [path for path in source if path in same and path not in indexes]
     part, parts = task.part
@@ -112,7 +119,9 @@ def _compare(
         return
     _tell_unnamed(pair, here, there, report)
     _compare_names(pair, source, target, indexes, report)
-    if indexes:
+    if pair.pointer:
+        _compare_trees(pair, indexes, target, report)
+    elif indexes:
         _compare_indexes(pair, source, indexes, report)
     if pair.delta:
         _compare_log(pair, target, report)
@@ -163,7 +172,7 @@ def _compare_names(
             _add(report, pair, "file missing", path, _bytes(wanted), None)
         elif wanted is None:
             _add(report, pair, "file extra", path, None, _bytes(found))
-        elif wanted.size != found.size and path not in indexes:
+        elif wanted.size != found.size and path not in indexes and not _is_translated(pair, path):
             _add(report, pair, "file size", path, _bytes(wanted), _bytes(found))
 
 
@@ -225,6 +234,79 @@ def names_whole_paths(location: str) -> bool:
         return False
 
 
+# ---- Iceberg ---------------------------------------------------------------------------------------------------------
+
+
+def _compare_trees(
+    pair: FilePair, paths: Sequence[str], target: Mapping[str, FileState], report: FilesCompared
+) -> None:
+    """Compares the metadata files, lists and manifests that both sides have, then reads the tree of the target's
+    pointer: every file that it names is the table's, and has the recorded size."""
+    move = mover([(pair.source, pair.target), *pair.homes])
+
+    def size_of(place: str, recorded: int) -> int:
+        found = target.get(relative(place, pair.target) or "")
+        return found.size if found else recorded
+
+    for path in paths:
+        here, there = _bytes_of(join(pair.source, path)), _bytes_of(join(pair.target, path))
+        try:
+            wanted = iceberg.translated(path, here, move, size_of) if here is not None else None
+        except FormatError as error:
+            _add(report, pair, "log", path, "a file of an Iceberg tree that can be read", error.message)
+            continue
+        if wanted is None or there is None or (wanted != there and not iceberg.equal(path, wanted, there)):
+            _add(report, pair, "file content", path, _checksum_of(wanted), _checksum_of(there))
+    try:
+        for each in _tree(pair.pointer):
+            below = relative(each.path, pair.target)
+            if below is None:
+                _add(report, pair, "names the source", each.path, "a file of the table", each.path)
+            elif below not in target:
+                _add(report, pair, "file missing", below, "named by the table's metadata", None)
+            elif each.size is not None and each.size != target[below].size:
+                _add(report, pair, "file size", below, f"{each.size} bytes", _bytes(target[below]))
+    except (FormatError, OSError) as error:
+        _add(report, pair, "log", pair.pointer, "an Iceberg tree that can be read", str(error))
+
+
+def _tree(pointer: str) -> Iterator[iceberg.Reference]:
+    """Yields every file that a metadata file leads to, each list and manifest once."""
+    waiting, seen = [pointer], {pointer}
+    while waiting:
+        path = waiting.pop()
+        with located(path).open_stream() as stream:
+            data = stream.read()
+        for each in iceberg.references(path, data):
+            yield each
+            if each.kind in ("list", "manifest") and each.path not in seen:
+                seen.add(each.path)
+                waiting.append(each.path)
+
+
+def _is_translated(pair: FilePair, path: str) -> bool:
+    """Returns True if a file of an Iceberg table names rows of data files, and the target's is its translation."""
+    if not pair.pointer or not iceberg.names_rows(path):
+        return False
+    here, there = _bytes_of(join(pair.source, path)), _bytes_of(join(pair.target, path))
+    if here is None or there is None:
+        return False
+    with suppress(FormatError):
+        moved = iceberg.moved_deletes(path, here, mover([(pair.source, pair.target), *pair.homes]))
+        return moved != here and iceberg.same_deletes(moved, there)
+    return False
+
+
+def _bytes_of(place: str) -> bytes | None:
+    with suppress(FileNotFoundError), located(place).open_stream() as stream:
+        return stream.read()
+    return None
+
+
+def _checksum_of(data: bytes | None) -> str | None:
+    return None if data is None else checksum_stream(io.BytesIO(data))[0]
+
+
 def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report: FilesCompared) -> None:
     """Compares files of equal sizes."""
     if task.level != CRC:
@@ -273,7 +355,7 @@ def _crcs(pair: FilePair, path: str, having: Mapping[str, bool]) -> tuple[Crc, C
 
 def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:
     wanted, found = _checksum(join(pair.source, path)), _checksum(join(pair.target, path))
-    if wanted != found:
+    if wanted != found and not _is_translated(pair, path):
         kind = "file content" if wanted and found else "file missing" if wanted else "file extra"
         _add(report, pair, kind, path, wanted, found)
 

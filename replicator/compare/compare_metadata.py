@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cmroot.store.place import is_local, normal
+from cmroot.store.place import is_local, normal, relative
 from replicator.compare.both_sides import Comparison, PartitionPages, TablePair, read_tables
 from replicator.compare.compare_files import Alike, FilePair, alike_partitions, names_whole_paths, without_marks
 from replicator.compare.differences import Difference, Differences, Homes, compare, difference, without_unreturned
@@ -29,6 +29,7 @@ from replicator.core.not_replicated import (
     SUPPORTED,
     NotReplicated,
     from_property,
+    iceberg_pointer,
     table_format,
     why_not_replicated,
 )
@@ -37,7 +38,7 @@ from replicator.metastore.client import warehouse_of
 from replicator.metastore.concurrency import read_both
 from replicator.metastore.events.scope import comparable
 from replicator.replay.apply.named_places import of_databases
-from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, relative, with_seen
+from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, with_seen
 from replicator.replay.plan import at_place
 from replicator.replay.replica import (
     Mark,
@@ -297,7 +298,9 @@ class MetadataComparison:
         elif source.location and target.location and not shared:
             delta = table_format(source) == DELTA and self._comparison.formats == SUPPORTED
             size, named = _size(source.parameters), of_databases(placement)
-            yield from self._files(homes, FilePair(name, source.location, target.location, size, delta, named))
+            pointer = iceberg_pointer(target) if self._comparison.formats == SUPPORTED else ""
+            pair = FilePair(name, source.location, target.location, size, delta, named, pointer=pointer)
+            yield from self._files(homes, pair)
 
     def _files(self, homes: Homes, pair: FilePair) -> Iterator[FilePair]:
         """Yields the pair, or names its table if no capture reads the source's location."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from cmroot.store.place import relative
 from replicator.core.model import Column, ColumnStatistic, Serde, Skew, Storage, Value
-from replicator.replay.placement import relative
 
 LIMIT = 10_000  # differences stored; further ones are only counted
 SHORT = 160  # characters of a value that are shown

@@ -134,6 +134,7 @@ Format = Literal["plain", "delta", "iceberg", "iceberg-view", "hudi", "acid", "p
 PLAIN: Format = "plain"
 DELTA: Format = "delta"
 ICEBERG: Format = "iceberg"
+POINTER = "metadata_location"  # property of an Iceberg table, in any case: the location of its metadata file
 FormatChoice = Literal["supported", "as-they-are"]
 SUPPORTED: FormatChoice = "supported"  # replicates formats for which a copy of the files is a copy of the table
 AS_THEY_ARE: FormatChoice = "as-they-are"  # replicates all formats as if they were plain
@@ -148,7 +149,6 @@ _READERS: dict[str, Format] = {
     "org.apache.hadoop.hive.ql.io.symlinktextinputformat.": "symlink",
 }
 _REASONS: dict[Format, str] = {
-    ICEBERG: "an Iceberg table: its metadata names the source's files",
     "iceberg-view": "an Iceberg view: its definition is a file of the source",
     "hudi": "a Hudi table: its timeline and its log files have hidden names, which are not captured",
     "acid": "a transactional table: its rows depend on the source's transactions",
@@ -157,6 +157,7 @@ _REASONS: dict[Format, str] = {
     "symlink": "a table of symbolic links: its files name the source's files",
 }
 NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
+NO_POINTER = "an Iceberg table: the metastore does not have the location of its metadata file"
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 SAID: dict[Format, str] = {
     ICEBERG: "an Iceberg table",
@@ -179,7 +180,7 @@ def table_format(table: Table) -> Format:
     handler = given.get("storage_handler", "")
     reader = (table.storage.input_format or "").lower() if table.storage else ""
     found: Format | None = _PROVIDERS.get(kind.removesuffix("-view")) or _PROVIDERS.get(provider)
-    if found is None and given.get("metadata_location"):
+    if found is None and given.get(POINTER):
         found = ICEBERG
     for name in (provider, handler, reader):
         found = found or next((each for start, each in _READERS.items() if f"{name}.".startswith(start)), None)
@@ -190,9 +191,17 @@ def table_format(table: Table) -> Format:
     return "handler" if handler else PLAIN
 
 
+def iceberg_pointer(table: Table) -> str:
+    """Returns the location of an Iceberg table's metadata file; empty for any other table or view."""
+    if table_format(table) != ICEBERG:
+        return ""
+    return {key.lower(): value for key, value in table.parameters.items()}.get(POINTER, "")
+
+
 def why_not_replicated(table: Table) -> str:
-    """Returns why a copy of a table's files would not be a copy of the table; empty if it is."""
-    return reason_of(table_format(table))
+    """Returns why a load cannot make a copy of a table; empty if it can, as far as the metastore knows."""
+    format = table_format(table)
+    return NO_POINTER if format == ICEBERG and not iceberg_pointer(table) else reason_of(format)
 
 
 def reason_of(format: Format) -> str:

@@ -248,9 +248,10 @@ class Metastore(MetastoreReader, Protocol):
         managed)."""
         ...
 
-    def alter_table(self, db: str, name: str, table: Table) -> None:
+    def alter_table(self, db: str, name: str, table: Table, pointer: str = "") -> None:
         """Alters a table with DO_NOT_UPDATE_STATS, no cascade. If a managed table is renamed and the location in
-        `table` does not change, the server moves the directory and its partitions' locations."""
+        `table` does not change, the server moves the directory and its partitions' locations. pointer: the metadata
+        file that an Iceberg table must have; most servers refuse if it has another one by now (`MODIFIED`)."""
         ...
 
     def drop_table(self, db: str, name: str) -> None: ...

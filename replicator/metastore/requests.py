@@ -32,6 +32,7 @@ from replicator.core.model import (
     Statistics,
     Table,
 )
+from replicator.core.not_replicated import POINTER
 from replicator.metastore.codecs import from_text, from_thrift, partial_shape, to_thrift
 from replicator.metastore.concurrency import TABLE_WEIGHT, side_by_side
 from replicator.metastore.connection import Connections
@@ -166,8 +167,11 @@ def create_table(table: Table) -> Send:
     return methodcaller("create_table_with_environment_context", _table(table), _keep_statistics())
 
 
-def alter_table(db: str, name: str, table: Table) -> Send:
-    return methodcaller("alter_table_with_environment_context", db, name, _table(table), _keep_statistics())
+def alter_table(db: str, name: str, table: Table, pointer: str = "") -> Send:
+    context = _keep_statistics()
+    if pointer:  # HIVE-26882; servers without it ignore both
+        context.properties |= {"expected_parameter_key": POINTER, "expected_parameter_value": pointer}
+    return methodcaller("alter_table_with_environment_context", db, name, _table(table), context)
 
 
 def add_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send:

@@ -253,8 +253,8 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls):
     def create_table(self, table: Table) -> None:
         self._change(f"create table {table.db}.{table.name}", requests.create_table(table))
 
-    def alter_table(self, db: str, name: str, table: Table) -> None:
-        self._change(f"alter table {db}.{name}", requests.alter_table(db, name, table))
+    def alter_table(self, db: str, name: str, table: Table, pointer: str = "") -> None:
+        self._change(f"alter table {db}.{name}", requests.alter_table(db, name, table, pointer))
 
     def drop_table(self, db: str, name: str) -> None:
         self._change(f"drop table {db}.{name}", call("drop_table", db, name, False))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
+from cmroot.store.place import relative
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.model import Table
 from replicator.core.not_replicated import (
@@ -22,7 +23,7 @@ from replicator.core.not_replicated import (
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.metastore.events.scope import Patterns
-from replicator.replay.placement import Placement, relative
+from replicator.replay.placement import Placement
 from replicator.replay.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.replica import LEFT_OUT, has_sources_data, replica_database, replica_function, replica_table
 from replicator.replay.server_rules import (

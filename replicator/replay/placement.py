@@ -19,7 +19,7 @@ from cmroot.errors import StorageUnreachable, UnknownPlace
 from cmroot.names import HINT, is_below
 from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import SCHEMES
-from cmroot.store.place import folded, is_local, join, located, normal, scheme, tidied
+from cmroot.store.place import folded, is_local, join, located, normal, relative, scheme, tidied
 from replicator.core.model import Function, Partition, Storage, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema
 from replicator.core.roles import Role, RoleMark
@@ -153,14 +153,6 @@ def usual_place(location: str) -> tuple[str, str]:
     _, _, rest = rest.partition("/")
     name, _, below = rest.partition("/")
     return join(home, name.partition(".")[2]), below
-
-
-def relative(location: str, home: str) -> str | None:
-    """Returns `location` relative to `home` ("" for home itself); None if it is not below it."""
-    path, top = folded(location), folded(home).rstrip("/")
-    if path == top:
-        return ""
-    return path[len(top) + 1 :] if path.startswith(top + "/") else None
 
 
 def uri(place: str) -> str:

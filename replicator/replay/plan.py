@@ -15,13 +15,13 @@ from functools import cached_property
 import msgspec
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.place import join, normal, parent, tidied
+from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Partition, Storage, Table
 from replicator.core.named_files import NAMED
-from replicator.core.not_replicated import NotReplicated, merged
+from replicator.core.not_replicated import NotReplicated, iceberg_pointer, merged
 from replicator.core.policy import Principals
-from replicator.replay.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
+from replicator.replay.placement import PUBLISHED, Placement, is_published, uri, usual_place
 from replicator.replay.replica import Mark, has_sources_data
 from replicator.replay.retired import Stays
 from replicator.replay.squash import Lineage, Move, Squashed, follow
@@ -53,7 +53,8 @@ class TableRule:
     none of its files are wanted. `partitions`: rules by each of their names. `name`: its last name on the target.
     `home`: the location of a partitioned table on the target, for its files that are in none of its partitions.
     `place`: the directory in which the load publishes it, with partitions below it by name (None: in the source's
-    layout). `only`: the objects that are published, "" for the table's own files (None: all)."""
+    layout). `only`: the objects that are published, "" for the table's own files (None: all). `pointer`: the metadata
+    file of an Iceberg table at the source, whose files are translated; empty for any other table."""
 
     begin: int
     end: int | None
@@ -67,6 +68,7 @@ class TableRule:
     place: str | None = None
     only: frozenset[str] | None = None
     home: str | None = None
+    pointer: str = ""
 
     def partition(self, name: str, position: int) -> PartitionRule | None:
         """Returns the partition that had a name at a position; None if it requires no rule."""
@@ -460,6 +462,7 @@ class Plan:
                         place=step.place if step else None,
                         only=frozenset(step.touched) if step and step.place and step.exists else None,
                         home=step.table.location if step and step.table and step.table.is_partitioned else None,
+                        pointer=iceberg_pointer(lineage.table) if lineage.table and not self.as_they_are else "",
                     )
                 )
         return FileRules(placement=self.placement, tables=rules, after=self.after)

@@ -17,13 +17,12 @@ from itertools import pairwise
 import msgspec
 
 from cmroot.names import foreign
-from cmroot.store.place import join
+from cmroot.store.place import join, relative
 from replicator.core.model import Constraint, Database, Function, Partition, RoleMembers, Statistics, Table
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.record import ChangeRecord
 from replicator.metastore.events.scope import UnreadEvents
-from replicator.replay.placement import relative
 
 Name = tuple[str, str]
 Move = tuple[int, str, str]  # from a position on, the content of the first directory is located in the second

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from cmroot.store.place import join
+from cmroot.store.place import join, relative
 from replicator.captures.dumps.layout import BOOTSTRAP, DumpMetadata
 from replicator.captures.dumps.rows import SCOPE, covers, reached, scope_text
 from replicator.core.model import Database, Function, Partition, Table
@@ -18,7 +18,7 @@ from replicator.core.roles import RoleMark, after_restore, mark_of, may_load_int
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.placement import Placement, is_published, relative
+from replicator.replay.placement import Placement, is_published
 from replicator.replay.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot, open_existing
 from cmroot.store.listing import list_tree
-from cmroot.store.place import join, normal, scratch
+from cmroot.store.place import join, normal, relative, scratch
 from replicator.captures.dumps.layout import DumpMetadata, DumpReader
 from replicator.captures.dumps.selection import point_at, resolve_until
 from replicator.captures.manifest import Manifest, manifest_at
@@ -33,7 +33,6 @@ from replicator.policies.direction import Direction
 from replicator.policies.memory import Memory, iso
 from replicator.policies.status import Unreplicated
 from replicator.policies.sync_plan import PolicyDumps
-from replicator.replay.placement import relative
 from replicator.replay.replica import LAST_ID
 
 # ---- uncaptured ------------------------------------------------------------------------------------------------------

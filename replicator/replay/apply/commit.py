@@ -17,13 +17,21 @@ from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.dumps.rows import after_load, reached
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Table
-from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
+from replicator.core.not_replicated import (
+    PROPERTY,
+    NotReplicated,
+    from_property,
+    iceberg_pointer,
+    merged,
+    with_property,
+)
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events.scope import Patterns
 from replicator.replay.apply.origins import KeyedExecutor, is_one_file, make_directory
 from replicator.replay.apply.staging import CLAIM
 from replicator.replay.apply.table_details import set_statistics
+from replicator.replay.apply.transfer import foreign_commits
 from replicator.replay.apply.work import Changed, Work
 from replicator.replay.placement import NamedPath, lies_by_name, named_paths, noted_like, with_seen
 from replicator.replay.plan import TablePlan, at_place
@@ -45,6 +53,7 @@ from replicator.replay.squash import Lineage
 from replicator.replay.target import table_position
 
 TABLES = 500  # tables per read
+MODIFIED = "The table has been modified"  # HiveAlterHandler, for another pointer than expected
 BESIDE = "-replicator-made-here"  # suffix of the directory in which a table on one file is created, then relocated
 
 
@@ -176,10 +185,24 @@ class Commit:
         if unmarked or comparable_table(there) != comparable_table(served):
             if not step.table.is_view:
                 self._work.leave(step, [("", there.location, step.table.location)])
-            wanted = msgspec.structs.replace(served, create_time=there.create_time)
-            self._work.target.alter_table(*step.name, noted_like(wanted, there))
+            wanted = noted_like(msgspec.structs.replace(served, create_time=there.create_time), there)
+            if iceberg_pointer(wanted) and not self._work.plan.replaces_commits:
+                self._switch(step, wanted, iceberg_pointer(there))
+            else:
+                self._work.target.alter_table(*step.name, wanted)
             self._work.changed.count()
         self._name_lacking(step.source, step.table, there)
+
+    def _switch(self, step: TablePlan, wanted: Table, pointer: str) -> None:
+        """Alters an Iceberg table whose pointer is still this one. Raises Refused if another writer has committed."""
+        try:
+            self._work.target.alter_table(*step.name, wanted, pointer)
+        except MetastoreError as error:
+            if error.transient or MODIFIED not in error.message:
+                raise
+            now = iceberg_pointer(self._work.target.table(*step.name))
+            if now != iceberg_pointer(wanted):  # otherwise the answer to an earlier call was lost
+                raise foreign_commits([now], "an Iceberg") from error
 
     def _name_lacking(self, name: str, wanted: Database | Table, there: Database | Table) -> None:
         """Records what the target is missing of an object. name: at the source. If there are several reasons, one that

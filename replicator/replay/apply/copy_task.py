@@ -3,8 +3,9 @@
 A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
 not), and copies its share. All entries of a path are in one bucket, so tasks do not communicate, and a list of files
 exists in a task's memory only.
-Delta logs are published after all data, so that readers always find a complete version: checkpoints, commits in order,
-the name of the last checkpoint last. Commits of another writer are not replaced without a request.
+Delta logs and the trees of Iceberg tables are published after all data, so that readers always find a complete version:
+of Delta checkpoints, commits in order, the name of the last checkpoint last. Commits of another writer are not replaced
+without a request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -33,6 +34,7 @@ from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, rank
 from cmroot.store.hdfs import carry_attributes
+from cmroot.store.iceberg import DIRECTORY
 from cmroot.store.listing import may_name_places
 from cmroot.store.place import Place, is_local, local_path, located, parent
 from replicator.core.not_replicated import CopyCounts
@@ -49,6 +51,7 @@ from replicator.replay.apply.copying import (
     remove_file,
     threads_of,
 )
+from replicator.replay.apply.iceberg_files import is_of_tree, publish_tree, translated_deletes, tree_of, trees_of
 from replicator.replay.apply.named_places import Naming, translated_file
 from replicator.replay.apply.origins import Directories, Roots, Wanted, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
@@ -94,9 +97,10 @@ MISSING_SHOWN = 1000  # missing files that a task names; more are only counted
 class CopyTask:
     """One bucket (its parts), and a share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles files
     that the source removed, in a second pass after all copies; PROBE only checks that the bytes are available; COMPARE
-    counts what would be copied. Delta logs are left to `LogTask`. `reread`: see place_file. `private`: the directories
-    are new and have no readers yet; files hard-linked into them and then replaced remain in the old ones. `preserve`:
-    ATTRIBUTES that copied files, and all their directories, get from the source's."""
+    counts what would be copied. Delta logs and Iceberg's trees are left to `LogTask`. `reread`: see place_file.
+    `private`: the directories are new and have no readers yet; files hard-linked into them and then replaced remain in
+    the old ones. `preserve`: ATTRIBUTES that copied files, and all their directories, get from the source's. `late`: of
+    REMOVE: only files of Iceberg tables, which have readers until the table's pointer changes, or only others."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -107,6 +111,7 @@ class CopyTask:
     reread: bool = False
     private: bool = False
     preserve: Collection[str] = ()
+    late: bool = False
 
 
 @dataclass
@@ -153,16 +158,16 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     """Copies or recycles a task's share. May run twice. Raises LeaseHeld if the attempt was abandoned."""
     homes: dict[str, EntryKey] = {}
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
-    report = CopyReport()
+    report, trees = CopyReport(), trees_of(homes, task.rules)
     if task.purpose == REMOVE:
-        mine_removed = removed[task.share :: task.shares]
+        mine_removed = [each for each in removed if bool(tree_of(each, trees)) == task.late][task.share :: task.shares]
         for target in mine_removed:
             fence.check()
             report.files_removed += remove_file(target, task.roots, private=task.private)
         remove_emptied(mine_removed, homes)
         return report
     if task.purpose == COPY:
-        data = [file for file in wanted if not is_log(file.target)]
+        data = [file for file in wanted if not is_log(file.target) and not is_of_tree(file.target, trees)]
         report.logs = set(task.parts) if len(data) < len(wanted) else set()
         wanted = data
     mine = share_of(wanted, task.share, task.shares)
@@ -173,12 +178,16 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     def work(files: Iterable[Wanted], how: Placing) -> CopyReport:
         done = CopyReport()
         for file in files:
-            if task.purpose != PROBE and may_name_places(file.target):
+            if trees and task.purpose != PROBE and tree_of(file.target, trees):
+                file = translated_deletes(file, trees, task.rules, how)
+            elif task.purpose != PROBE and may_name_places(file.target):
                 file, naming = translated_file(file, homes, task.rules, how)
                 done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
                 done.naming_count += naming is not None
             if task.purpose == PROBE:
                 placed = probe_file(file, task.roots)
+            elif task.purpose == COMPARE and is_of_tree(file.target, trees) and located(file.target).exists():
+                placed = Placed("present", file.size or 0)  # names of a tree are unique
             elif task.purpose == COMPARE:
                 placed = compare_file(file, task.roots, reread=task.reread)
             else:
@@ -390,28 +399,44 @@ def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
     """Publishes the logs of a task's tables, each in order, up to the first file that is not available. May run
     twice."""
     report, kept, homes = LogReport(), kept_prefixes(task.roots.target), dict[str, EntryKey]()
-    files = _logs(task, homes)
-    with noted(task.roots.target, (file.target for file in files), fence) as attempt:
+    files, trees = _logs(task, homes)
+    places = trees_of(homes, task.rules)
+    with noted(task.roots.target, (file.target for file in (*trees, *files)), fence) as attempt:
+        make = Directories(homes, task.rules, report.copied.lacking).make
+        for directory, tree in groupby(trees, key=lambda file: tree_of(file.target, places)):
+            how = Placing(task.roots, attempt, kept, task.reread, task.private, make=make)
+            publish_tree(list(tree), directory, places[directory], task.rules, how, partial(_note, report, homes, task))
         for _, log in groupby(files, key=lambda file: log_of(file.target)):
             some = list(log)
             report.foreign += [] if task.over else [file.target for file in some if is_foreign(file, task.roots)]
             if not report.foreign:
-                make = Directories(homes, task.rules, report.copied.lacking).make
                 how = Placing(task.roots, attempt, kept, task.reread, task.private, make=make)
                 for file, placed in _publish(some, how, report.copied):
                     report.copied.lacking |= lacking_of(file.target, placed.lacking, homes, task.rules)
     return report
 
 
-def _logs(task: LogTask, homes: dict[str, EntryKey]) -> list[Wanted]:
-    """Returns this share's log files, by table, and in order. homes: see `fold_entries`."""
+def _note(report: LogReport, homes: dict[str, EntryKey], task: LogTask, file: Wanted, placed: Placed) -> None:
+    count(report.copied, file, placed)
+    if placed.lacking:
+        report.copied.lacking |= lacking_of(file.target, placed.lacking, homes, task.rules)
+
+
+def _logs(task: LogTask, homes: dict[str, EntryKey]) -> tuple[list[Wanted], list[Wanted]]:
+    """Returns this share's files of Delta logs, by table, and in order; and those of Iceberg's trees, by table. homes:
+    see `fold_entries`."""
     tables = (
-        table.filter(pc.match_substring(table["path"].cast("string"), f"{LOG}/")) for table in entries(task.parts)
+        table.filter(pc.match_substring_regex(table["path"].cast("string"), f"{LOG}/|^{DIRECTORY}/"))
+        for table in entries(task.parts)
     )
     wanted, _ = fold_entries(tables, task.rules, homes=homes)
+    places = trees_of(homes, task.rules)
     logs = (file for file in wanted if is_log(file.target))
+    trees = (file for file in wanted if is_of_tree(file.target, places))
     mine = (file for file in logs if _digest(log_of(file.target)) % task.shares == task.share)
-    return sorted(mine, key=lambda file: (log_of(file.target), rank(file.target) or (0, 0), file.target))
+    own = (file for file in trees if _digest(tree_of(file.target, places)) % task.shares == task.share)
+    in_order = sorted(mine, key=lambda file: (log_of(file.target), rank(file.target) or (0, 0), file.target))
+    return in_order, sorted(own, key=lambda file: (tree_of(file.target, places), file.target))
 
 
 def _digest(place: str) -> int:

@@ -23,7 +23,7 @@ from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, list_tree
-from cmroot.store.place import Place, is_local, join, local_path, normal, remove_if_empty
+from cmroot.store.place import Place, is_local, join, local_path, normal, relative, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.grouping import batched, shared
 from replicator.core.model import Database, partition_name
@@ -33,7 +33,6 @@ from replicator.replay.apply.origins import exists
 from replicator.replay.apply.staging import is_stamped
 from replicator.replay.apply.work import Replay, Work
 from replicator.replay.neighbours import Neighbours, Occupant
-from replicator.replay.placement import relative
 from replicator.replay.plan import Name, Plan, TablePlan
 from replicator.replay.replica import SOURCE
 from replicator.replay.squash import surviving_partitions

@@ -26,7 +26,7 @@ from replicator.captures.dumps.layout import DumpReader
 from replicator.core.audit import record_begun
 from replicator.core.logging import tell_event
 from replicator.core.model import Function
-from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
+from replicator.core.not_replicated import DELTA, ICEBERG, INCOMPLETE, PLAIN, LoadCounts, NotReplicated, merged
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
@@ -38,7 +38,15 @@ from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.staging import Claims, sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
-from replicator.replay.apply.transfer import Cloning, copy_files, look_again, missing_files, probe_files
+from replicator.replay.apply.transfer import (
+    Cloning,
+    copy_files,
+    look_again,
+    missing_files,
+    probe_files,
+    refuse_commits_of_others,
+    remove_late,
+)
 from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
 from replicator.replay.placement import with_seen
@@ -113,6 +121,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
         else:
             work.may_begin()
             compare(replay)
+            refuse_commits_of_others(plan)
             if not options.allow_missing:
                 probe_files(replay)
             if options.brake is not None and not options.exact and _may_remove(plan):
@@ -123,7 +132,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             preparation.prepare()
             Cloning(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             lease.check()
-            pruned = prune(replay)
+            pruned = prune(replay, PLAIN)
             lease.check()
             orphans = clear_orphans(replay)
             copying = clocks.monotonic()
@@ -131,7 +140,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             outcome.count(copied)
             outcome.missing = missing_files(copied)
             lease.check()
-            late = prune(replay, logs=True)
+            late = prune(replay, DELTA)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
             _commit(replay, commit, details, outcome)
@@ -141,7 +150,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
             outcome.objects_changed = work.changed.objects + pruned.partitions
             outcome.files_removed += work.changed.recycled + pruned.files + late.files + orphans
-            outcome.warnings = plan.warnings + pruned.warnings + late.warnings
+            outcome.warnings += plan.warnings + pruned.warnings + late.warnings
         lease.check()
         _acknowledge(reader, target, plan)
     if warning := confirm(reader.metadata, reader.place, roots.source, runtime.clock):
@@ -204,6 +213,9 @@ def _commit(
         grants.apply()
     _functions(replay, commit)
     commit.recycle_left()
+    last = prune(replay, ICEBERG)
+    outcome.files_removed += remove_late(replay) + last.files
+    outcome.warnings += last.warnings
     commit.drop_databases()
     if plan.named:
         look_again(replay)

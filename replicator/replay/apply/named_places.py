@@ -219,7 +219,7 @@ def translated_file(
     about = rules.object_at(*key[:4]) or (key[1:3], key[3])
     if file.size > limit:
         return file, Naming(*about, path, TOO_LARGE) if limit == LARGEST else None
-    data = _content(file, file.checksum, file.size, how)
+    data = recorded_bytes(file, file.checksum, file.size, how)
     if data is None:
         return file, None
     content, source = translated(path, data, _homes_at(key, rules))
@@ -245,7 +245,7 @@ def of_databases(placement: Placement) -> list[tuple[str | None, str | None]]:
     return [*placement.mappings, *((home, placement.target_locations.get(db)) for db, home in homes)]
 
 
-def _content(file: Wanted, checksum: str, size: int, how: Placing) -> bytes | None:
+def recorded_bytes(file: Wanted, checksum: str, size: int, how: Placing) -> bytes | None:
     """Returns the recorded bytes; None if they are not available anywhere."""
     for origin in origins(file, checksum, size, how.roots, how.kept):
         with suppress(FileNotFoundError), origin.open() as stream:

@@ -81,6 +81,10 @@ class Origin(NamedTuple):
             return open_version(self.place, self.version)
         return located(self.place).open_stream()
 
+    def open_read(self) -> BinaryIO:
+        """Like `open`, for reading parts in any order."""
+        return self.open() if self.content is not None or self.version else located(self.place).open_read()
+
 
 def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str]) -> Iterator[Origin]:
     first = checksum[:2] in kept

@@ -17,7 +17,7 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DumpReader, Keys
 from replicator.core.config import Brake
 from replicator.core.model import Database
-from replicator.core.not_replicated import NotReplicated, Report
+from replicator.core.not_replicated import NotReplicated, Report, iceberg_pointer
 from replicator.core.policy import Principals
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError
@@ -83,10 +83,13 @@ def touched_objects(rows: Iterable[pa.Table], rules: FileRules) -> dict[Name, se
 
 
 def isolate(plan: Plan, touched: dict[Name, set[str]]) -> None:
-    """Turns a plan that keeps the source's layout into one that publishes by snapshots."""
+    """Turns a plan that keeps the source's layout into one that publishes by snapshots. An Iceberg table keeps its
+    location: its pointer switches from one state to the next, and files have unique names."""
     plan.snapshot = plan.metadata.id
     for step in plan.tables:
-        if step.table is not None and not step.table.is_view and not step.shared and step.table.location:
+        if step.table is None or (not plan.as_they_are and iceberg_pointer(step.table)):
+            continue
+        if not step.table.is_view and not step.shared and step.table.location:
             _isolate(plan, step, touched.get(step.name, set()))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cmroot.names import foreign
-from cmroot.store.place import Place, join, located, normal
+from cmroot.store.place import Place, join, located, normal, relative
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
@@ -22,7 +22,7 @@ from replicator.replay.apply.origins import exists, make_directory
 from replicator.replay.apply.transfer import clone
 from replicator.replay.apply.work import Work, leaving_partitions
 from replicator.replay.neighbours import Leaving, is_link
-from replicator.replay.placement import lies_by_name, not_noted, relative
+from replicator.replay.placement import lies_by_name, not_noted
 from replicator.replay.plan import (
     LeftOut,
     Name,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from cmroot.store.listing import list_tree
 from cmroot.store.listings import list_root
-from cmroot.store.place import join, normal, resolved
+from cmroot.store.place import join, normal, relative, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
 from replicator.core.grouping import batched, shared
 from replicator.core.model import Partition, partition_name
-from replicator.core.not_replicated import DELTA, table_format
+from replicator.core.not_replicated import DELTA, ICEBERG, PLAIN, Format, table_format
 from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
@@ -35,7 +35,6 @@ from replicator.replay.apply.work import (
     to_recycle,
 )
 from replicator.replay.neighbours import Clearing, Free, Leaving, Name, to_clear
-from replicator.replay.placement import relative
 from replicator.replay.plan import FileRules, Plan, TablePlan
 from replicator.replay.retired import Retired, note_retired, reported
 from replicator.replay.squash import Lineage, surviving_partitions
@@ -73,12 +72,12 @@ class Pruned:
         self.of_tables[table] = counts[0] + files, counts[1] + size, counts[2] + missing
 
 
-def prune(replay: Replay, *, logs: bool = False) -> Pruned:
+def prune(replay: Replay, format: Format) -> Pruned:
     """Drops surplus partitions and moves surplus files of tables to the target's $cmroot. Files used by tables that
-    are not in the dump remain. `logs`: only of Delta tables, whose readers require the old files until the new log
-    exists; otherwise of all others."""
+    are not in the dump remain. format: DELTA or ICEBERG only prunes such tables, whose readers require the old files
+    until the new log or pointer exists; PLAIN prunes all others."""
     done = Pruned()
-    homes = _walk(replay, _Dropping(replay, done), logs)
+    homes = _walk(replay, _Dropping(replay, done), format)
     _clear_homes(_OwnHomes(replay, done, acts=True).free(homes), replay, done)
     return done
 
@@ -126,15 +125,15 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
 # ---- tables and partitions ----------------------------------------------------------------------------------------
 
 
-def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None) -> Iterator[tuple[str, str, str]]:
+def _walk(replay: Replay, extra: _Dropping | _Counting, format: Format | None = None) -> Iterator[tuple[str, str, str]]:
     """Yields directories of all pruned tables and of their partitions; passes partitions that the dump does not have to
-    `extra`. Memory: the names of one table's partitions at a time. `logs`: only of Delta tables, or only of others."""
+    `extra`. Memory: the names of one table's partitions at a time. format: as of `prune`; None: of all tables."""
     plan, target = replay.plan, replay.target
     waiting = {
         id(step.lineage): step
         for step in plan.tables
         if step.prune and step.table and (step.table.is_partitioned or not step.table.is_view)
-        if logs is None or logs == (table_format(step.table) == DELTA)
+        if format is None or format == (found if (found := table_format(step.table)) in (DELTA, ICEBERG) else PLAIN)
     }
     partitioned = {key for key, step in waiting.items() if step.table and step.table.is_partitioned}
     current: TablePlan | None = None

@@ -23,6 +23,7 @@ from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
+from replicator.core.not_replicated import ICEBERG, iceberg_pointer, table_format
 from replicator.core.text import count_text
 from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
@@ -43,6 +44,7 @@ from replicator.replay.apply.staging import Attempt, fenced, give_up_attempts, n
 from replicator.replay.apply.work import Replay, Work
 from replicator.replay.placement import is_published
 from replicator.replay.plan import Name, Plan, TablePlan
+from replicator.replay.replica import pointer_of_others
 from replicator.replay.retired import Retired
 from replicator.replay.squash import Lineage
 
@@ -51,9 +53,9 @@ TASK_FILES = 20_000
 
 
 def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool) -> CopyReport:
-    """Publishes every file, Delta logs after all data, then recycles those the source removed, each unless `check`
-    raises. Raises FilesMissing, unless allowed, and Refused if other writers have committed to a Delta table of the
-    target."""
+    """Publishes every file, Delta logs and Iceberg's trees after all data, then recycles those the source removed, each
+    unless `check` raises; those of Iceberg tables remain until `remove_late`. Raises FilesMissing, unless allowed, and
+    Refused if other writers have committed to a Delta table of the target."""
     plan, roots, report = replay.plan, replay.roots, CopyReport()
     if replay.reader.metadata.files:
         check()
@@ -75,6 +77,15 @@ def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool
     return report
 
 
+def remove_late(replay: Replay) -> int:
+    """Recycles files of Iceberg tables that the source removed, when the tables' pointers no longer lead to them.
+    Returns how many. May run twice."""
+    tables = [step.table for step in replay.plan.tables if step.table]
+    if not replay.reader.metadata.removed or not any(table_format(table) == ICEBERG for table in tables):
+        return 0
+    return run_files(replay, REMOVE, late=True).files_removed
+
+
 def _sync(plan: Plan) -> None:
     """Makes copied files durable: once per filesystem instead of once per file."""
     for place in {*plan.placement.target_locations.values(), plan.placement.external}:
@@ -89,11 +100,11 @@ def probe_files(replay: Replay) -> None:
         if report.missing_count:
             raise _files_missing(report, replay.roots)
         if report.foreign and not replay.plan.replaces_commits:
-            raise _foreign(report.foreign)
+            raise foreign_commits(report.foreign)
 
 
 def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
-    """Publishes the Delta logs in some parts of a dump. They are small and few files, but their order matters."""
+    """Publishes the Delta logs, and trees of Iceberg, in some parts of a dump: small files whose order matters."""
     places, done = sorted(parts), CopyReport()
     if not places:
         return done
@@ -104,7 +115,7 @@ def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
         for share in range(engine.parallelism)
     ]
     foreign = []
-    with replay.runtime.progress.task("publish Delta logs", total=len(tasks)) as advance:
+    with replay.runtime.progress.task("publish logs", total=len(tasks)) as advance:
         for report in fenced(engine, roots.target, run_log_task, tasks):
             done.add(report.copied)
             for name, text in report.copied.lacking.items():
@@ -112,14 +123,23 @@ def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
             foreign += report.foreign
             advance(1)
     if foreign:
-        raise _foreign(foreign)
+        raise foreign_commits(foreign)
     return done
 
 
-def _foreign(commits: Sequence[str]) -> Refused:
+def refuse_commits_of_others(plan: Plan) -> None:
+    """Raises Refused if other writers have committed to Iceberg tables of the target, before anything is changed."""
+    tables = [step.there for step in plan.tables if step.there and step.table and iceberg_pointer(step.table)]
+    commits = [pointer for table in tables if (pointer := pointer_of_others(table))]
+    if commits and not plan.replaces_commits:
+        raise foreign_commits(commits, "an Iceberg")
+
+
+def foreign_commits(commits: Sequence[str], kind: str = "a Delta") -> Refused:
+    """Returns the error for commits that are not the source's, by their files."""
     more = f" and {len(commits) - 1} more" if len(commits) > 1 else ""
     return Refused(
-        f"another writer has committed to a Delta table of the target: {commits[0]}{more}, not from the source",
+        f"another writer has committed to {kind} table of the target: {commits[0]}{more}, not from the source",
         hint="--overwrite, or a repair of the table, replaces it (it is moved to the target's $cmroot); to keep its "
         "rows, write them at the source",
         details={"foreign": list(commits)},
@@ -129,7 +149,7 @@ def _foreign(commits: Sequence[str]) -> Refused:
 _TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for files", COMPARE: "compare files"}
 
 
-def run_files(replay: Replay, purpose: str) -> CopyReport:
+def run_files(replay: Replay, purpose: str, *, late: bool = False) -> CopyReport:
     """Runs one purpose (see CopyTask) for every file of a dump."""
     metadata, plan, roots, runtime = replay.reader.metadata, replay.plan, replay.roots, replay.runtime
     files = metadata.removed if purpose == REMOVE else metadata.files
@@ -141,6 +161,7 @@ def run_files(replay: Replay, purpose: str) -> CopyReport:
         "reread": plan.rereads,
         "private": plan.snapshot is not None,
         "preserve": plan.preserve if purpose == COPY else (),
+        "late": late,
     }
     tasks = [
         CopyTask([place], rules, roots, share, shares, purpose, **more) for place in parts for share in range(shares)

@@ -16,7 +16,18 @@ from typing import TypeVar
 
 from cmroot.store.listing import list_tree
 from cmroot.store.listings import list_root
-from cmroot.store.place import Place, is_local, is_within, join, local_path, normal, remove_if_empty, resolved, touches
+from cmroot.store.place import (
+    Place,
+    is_local,
+    is_within,
+    join,
+    local_path,
+    normal,
+    relative,
+    remove_if_empty,
+    resolved,
+    touches,
+)
 from replicator.captures.dumps.layout import DumpReader
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table, partition_name
@@ -31,7 +42,7 @@ from replicator.replay.apply.origins import KeyedExecutor, Outcomes, Roots
 from replicator.replay.apply.staging import OPEN, Claims, Fence, fenced, remove_above, sweep_empty
 from replicator.replay.apply.staging import is_published as is_stamped_by_load
 from replicator.replay.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear, is_link
-from replicator.replay.placement import BY_NAME, is_published, lies_by_name, not_noted, noted, relative
+from replicator.replay.placement import BY_NAME, is_published, lies_by_name, not_noted, noted
 from replicator.replay.plan import Plan, TablePlan
 from replicator.replay.replica import has_own_data, has_sources_data
 from replicator.replay.retired import LEFT, NOTES, Retired, note_left, note_retired, take_left

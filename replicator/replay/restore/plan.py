@@ -17,7 +17,7 @@ import xxhash
 
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
-from cmroot.store.place import join, located, tidied
+from cmroot.store.place import join, located, relative, tidied
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
 from replicator.captures.dumps.layout import DumpReader, Point
 from replicator.core.model import Database
@@ -35,7 +35,6 @@ from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.events.scope import Patterns, refuse_other_catalog
 from replicator.replay.apply.planning import LoadSettings, describe, plan_load
-from replicator.replay.placement import relative
 from replicator.replay.plan import Plan
 from replicator.replay.replica import RESTORING, SOURCE
 from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, names_in, never_read
