@@ -118,9 +118,11 @@ def _of_entry(file: Mapping[str, Any]) -> Reference:
     return Reference(kind, file["file_path"], file["file_size_in_bytes"], form, file.get("key_metadata") is not None)
 
 
-def location_of(path: str, data: bytes) -> str:
-    """Returns the table's location according to a metadata file."""
-    return str(_metadata(path, data)["location"])
+def locations_of(path: str, data: bytes) -> list[str]:
+    """Returns the locations to which a table's writers write, according to a metadata file."""
+    found = _metadata(path, data)
+    properties = found.get("properties") or {}
+    return [found["location"], *(properties[key] for key in _OF_TABLES if key in properties)]
 
 
 def _metadata(path: str, data: bytes) -> dict[str, Any]:

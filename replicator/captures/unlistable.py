@@ -378,7 +378,11 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
 
 def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
     try:
-        for each in iceberg.references(path, stream.read()):
+        data = stream.read()
+        for place in iceberg.locations_of(path, data) if iceberg.is_metadata(path) else ():
+            if relative(place, location) is None:
+                return f"its writers write to {place}, which is outside of its location"
+        for each in iceberg.references(path, data):
             if problem := iceberg.problem_of(each):
                 return f"{each.path}: {problem}"
             if relative(each.path, location) is None:

@@ -46,7 +46,7 @@ _ASKED_AT_ONCE = 16
 @dataclass(frozen=True)
 class FilePair:
     """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
-    far as the metastore knows. `delta`: a Delta table, whose log is read, too. `pointer`: the target's metadata file, of
+    far as the metastore knows. `delta`: a Delta table, whose log is read, too. `pointer`: the target's metadata file of
     an Iceberg table, whose tree is read. `homes`: further locations that its
     files may name, as for `homes_of`. `root`: the directory of a partitioned table, of which only files that no
     partition has are compared."""
@@ -242,7 +242,8 @@ def _compare_trees(
 ) -> None:
     """Compares the metadata files, lists and manifests that both sides have, then reads the tree of the target's
     pointer: every file that it names is the table's, and has the recorded size."""
-    move = mover([(pair.source, pair.target), *pair.homes])
+    pairs, own = [(pair.source, pair.target), *pair.homes], relative(pair.pointer, pair.target)
+    moves = mover(pairs), mover(pairs, former=True)
 
     def size_of(place: str, recorded: int) -> int:
         found = target.get(relative(place, pair.target) or "")
@@ -251,6 +252,7 @@ def _compare_trees(
     for path in paths:
         here, there = _bytes_of(join(pair.source, path)), _bytes_of(join(pair.target, path))
         try:
+            move = moves[iceberg.is_metadata(path) and path != own]
             wanted = iceberg.translated(path, here, move, size_of) if here is not None else None
         except FormatError as error:
             _add(report, pair, "log", path, "a file of an Iceberg tree that can be read", error.message)

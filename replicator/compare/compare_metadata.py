@@ -23,9 +23,11 @@ from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     DELTA,
+    ICEBERG,
     NOT_TAKEN,
     OUTSIDE,
     PROPERTY,
+    SAID,
     SUPPORTED,
     NotReplicated,
     from_property,
@@ -41,6 +43,7 @@ from replicator.replay.apply.named_places import of_databases
 from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, with_seen
 from replicator.replay.plan import at_place
 from replicator.replay.replica import (
+    LEFT_OUT,
     Mark,
     has_sources_data,
     own_parameters,
@@ -226,6 +229,8 @@ class MetadataComparison:
             return ""
         if reason := why_not_replicated(source) or ("" if target else self._refused(sides).get(source.name, "")):
             return reason
+        if table_format(source) == ICEBERG:  # captures have read its tree
+            return target.parameters.get(LEFT_OUT, "") if target else self._said(sides, SAID[ICEBERG], source.name)
         clone = target is None and table_format(source) == DELTA and source.location
         return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
 
@@ -233,6 +238,12 @@ class MetadataComparison:
         """Returns the objects that the target's metastore rejected, with the reasons."""
         said = from_property(sides.target.parameters.get(PROPERTY), sides.source.name)
         return {each.object.partition(".")[2]: each.reason for each in said if each.reason.startswith(NOT_TAKEN)}
+
+    def _said(self, sides: DatabasePair, begin: str, name: str) -> str:
+        """Returns why the last load did not replicate a table, if the reason begins with this text."""
+        said = from_property(sides.target.parameters.get(PROPERTY), sides.source.name)
+        mine = (each.reason for each in said if each.object == f"{sides.source.name}.{name}")
+        return next((reason for reason in mine if reason.startswith(begin)), "")
 
     def _compare_database(self, sides: DatabasePair) -> None:
         placement = self._placement(sides, None, None)

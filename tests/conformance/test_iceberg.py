@@ -1,76 +1,65 @@
-"""Iceberg tables are replicated by translation: each state of a replica is the source's, and names only the replica's
-files. Written and read by PyIceberg, which shares no code with the product's reading of Avro; the source is moved away
-before a replica is read."""
+"""Iceberg tables are replicated by translation: each snapshot of a replica has the source's rows, and names only the
+replica's files. PyIceberg, which shares no code with the product's reading of Avro, writes and reads; the source is
+away while a replica is read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
 
-import pyarrow as pa
+import pytest
 from command_line import Answer, command
+from faults import Fault, run_with
+from iceberg_tables import (
+    catalog,
+    delete_rows,
+    expire,
+    make,
+    naming_source,
+    replica,
+    rows,
+    shown,
+    states,
+    without_source,
+)
 from lab import Lab
-from pyiceberg.catalog.hive import HiveCatalog
-from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
-SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+from replicator.core.not_replicated import POINTER
+from replicator.policies.role_changes.switchover import switchover
+from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
 
 
-def catalog(uri: str) -> HiveCatalog:
-    return HiveCatalog("tests", uri=uri, **{"hive.hive2-compatible": "true"})
+def replicated(lab: Lab, *more: str) -> None:
+    """Dumps everything, or the changes since the last dump, and loads it."""
+    before = lab.last if lab.dumps else None
+    for answer in (lab.dump(*more, since=before), lab.load()):
+        assert answer.code == 0, answer
 
 
-def make(fixture: Lab, name: str = "t", **properties: str) -> Table:
-    location = f"file://{fixture.source.home}/{name}"
-    return catalog(fixture.source_uri).create_table(
-        f"{fixture.name}.{name}", SCHEMA, location=location, properties={"format-version": "2", **properties}
-    )
-
-
-def rows(*ids: int) -> pa.Table:
-    return pa.table({"id": list(ids), "name": [f"n{each}" for each in ids]}, schema=SCHEMA)
-
-
-def states(table: Table) -> list[tuple[int, list[dict[str, Any]]]]:
-    """The rows of every snapshot, by its id."""
-    return [
-        (each.snapshot_id, table.scan(snapshot_id=each.snapshot_id).to_arrow().sort_by("id").to_pylist())
-        for each in table.metadata.snapshots
-    ]
-
-
-def replica(fixture: Lab, name: str = "t") -> Table:
-    return catalog(fixture.target_uri).load_table(f"{fixture.name}.{name}")
-
-
-@contextmanager
-def without_source(fixture: Lab) -> Iterator[None]:
-    """The source's files, and its root, are elsewhere meanwhile."""
-    away = {fixture.source.home: f"{fixture.source.home}-away", fixture.cmroot: f"{fixture.cmroot}-away"}
-    for place, other in away.items():
-        os.rename(place, other)
-    try:
-        yield
-    finally:
-        for place, other in away.items():
-            os.rename(other, place)
-
-
-def naming(fixture: Lab) -> list[str]:
-    """Files of the replica that contain the source's directory."""
-    return [
-        str(path)
-        for path in fixture.target.home.rglob("*")
-        if path.is_file() and os.fsencode(fixture.source.home) in path.read_bytes()
-    ]
-
-
-def verified(fixture: Lab, *more: str) -> Answer:
-    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
+def verified(lab: Lab, *more: str) -> Answer:
+    sides = ["--source", lab.source_uri, "--target", lab.target_uri, "--db", lab.name]
     return command("verify", *sides, "--engine", "local", *more)
+
+
+def is_same(lab: Lab) -> None:
+    found = verified(lab)
+    assert (found.code, found.output["status"]) == (0, "same"), found
+    assert naming_source(lab) == []
+
+
+def named(answer: Answer) -> list[tuple[str, str]]:
+    return [(each["object"].partition(".")[2], each["reason"]) for each in answer.output["not_replicated"]]
+
+
+def data_file(table: object) -> str:
+    return str(table.inspect.data_files()["file_path"][0].as_py())  # type: ignore[attr-defined]
+
+
+# ---- states -------------------------------------------------------------------------------------------------------
 
 
 def test_every_snapshot_of_a_replica_is_the_sources_when_the_source_is_gone(fixture: Lab) -> None:
@@ -78,26 +67,275 @@ def test_every_snapshot_of_a_replica_is_the_sources_when_the_source_is_gone(fixt
     for first in (1, 3, 5):
         table.append(rows(first, first + 1))
     table.delete("id = 3")
-    for answer in (fixture.dump(), fixture.load()):
-        assert answer.code == 0, answer
+    table = delete_rows(table, data_file(table), [0])
+    replicated(fixture)
     wanted = states(table)
+    assert len(wanted) == 5 and len(shown(table)) == 4
     with without_source(fixture):
         assert states(replica(fixture)) == wanted
-    assert naming(fixture) == []
-    found = verified(fixture)
-    assert (found.code, found.output["status"]) == (0, "same"), found
+    is_same(fixture)
 
-    # increments: new commits, and snapshots that expire with their files
     table.append(rows(7))
     with table.update_schema() as update:
         update.add_column("more", StringType())
-    before = fixture.last
-    for answer in (fixture.dump(since=before), fixture.load()):
-        assert answer.code == 0, answer
-    table = table.refresh()
+    table = delete_rows(table.refresh(), data_file(table), [1])
+    replicated(fixture)
+    with without_source(fixture):
+        assert states(replica(fixture)) == states_of_copy(fixture, wanted, table)
+    is_same(fixture)
+
+
+def states_of_copy(lab: Lab, before: dict[int, list[int]], table: object) -> dict[int, list[int]]:
+    """The source's states, read while its files are away: those before, and those of the replica's own snapshots."""
+    now = states(replica(lab))
+    assert before.items() <= now.items() and len(now) == len(table.metadata.snapshots)  # type: ignore[attr-defined]
+    return now
+
+
+@pytest.mark.parametrize(("version", "codec"), [("1", "deflate"), ("2", "zstandard"), ("2", "null")])
+def test_versions_and_codecs(fixture: Lab, version: str, codec: str) -> None:
+    more = {"write.metadata.compression-codec": "gzip"} if codec == "null" else {}
+    table = make(fixture, **{"format-version": version, "write.avro.compression-codec": codec, **more})
+    table.append(rows(1, 2))
+    table.append(rows(3))
+    replicated(fixture)
     wanted = states(table)
     with without_source(fixture):
         assert states(replica(fixture)) == wanted
-    assert naming(fixture) == []
+    is_same(fixture)
+
+
+def test_a_replica_that_lags_answers_though_the_source_has_removed_its_files(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    table.append(rows(2))
+    assert fixture.dump().code == 0
+    table.overwrite(rows(3))
+    table = expire(table)
+    loaded = fixture.load()
+    assert (loaded.code, loaded.output["files_from_cmroot"] > 0) == (0, True), loaded
+    assert shown(replica(fixture)) == [1, 2]
+    files = len(list(fixture.target.home.rglob("*.*")))
+    replicated(fixture)
+    assert shown(replica(fixture)) == [3]
+    assert len(list(fixture.target.home.rglob("*.*"))) < files
+    is_same(fixture)
+
+
+def test_captures_beside_a_writer_are_snapshots(fixture: Lab) -> None:
+    """A writer appends and expires all the time; each load shows one of its snapshots."""
+    table = make(fixture)
+    table.append(rows(0))
+    replicated(fixture)
+    stop, wrong = threading.Event(), list[BaseException]()
+
+    def write() -> None:
+        own = catalog(fixture.source_uri).load_table(f"{fixture.name}.t")
+        try:
+            for number in range(1, 1000):
+                own.append(rows(number))
+                if number % 4 == 0:
+                    own = expire(own.refresh())
+                if stop.is_set():
+                    return
+        except BaseException as error:  # told below
+            wrong.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(4):
+            replicated(fixture)
+            found = shown(replica(fixture))
+            assert found == list(range(len(found)))
+    finally:
+        stop.set()
+        writer.join()
+    assert not wrong
+    replicated(fixture)
+    assert shown(replica(fixture)) == shown(table.refresh())
+    is_same(fixture)
+
+
+# ---- what is left out ---------------------------------------------------------------------------------------------
+
+
+def test_files_outside_of_a_tables_location_are_a_gap_until_none_is_left(fixture: Lab) -> None:
+    outside = fixture.here / "outside"
+    table = make(fixture, **{"write.data.path": f"file://{outside}"})
+    make(fixture, "other").append(rows(1))
+    table.append(rows(1, 2))
+    dumped = fixture.dump()
+    ((name, reason),) = named(dumped)
+    assert (dumped.code, name) == (3, "t") and "is outside of its location" in reason
+    loaded = fixture.load()
+    assert (loaded.code, named(loaded)) == (3, [(name, reason)])
+    assert fixture.target.metastore.table_names(fixture.name) == ["other"]
     found = verified(fixture)
-    assert (found.code, found.output["status"]) == (0, "same"), found
+    assert (found.code, named(found)) == (3, [(name, reason)]), found
+    with table.transaction() as transaction:
+        transaction.remove_properties("write.data.path")
+    table.refresh().overwrite(rows(1, 2))
+    expire(table.refresh())
+    for answer in (fixture.dump(), fixture.load()):
+        assert answer.code == 0, answer
+    assert shown(replica(fixture)) == [1, 2]
+    is_same(fixture)
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize(
+    ("what", "harm", "says"),
+    [
+        ("*.metadata.json", damaged, "is no metadata of an Iceberg table"),
+        ("*-m0.avro", damaged, "has damaged blocks"),
+        ("*.metadata.json", Path.unlink, "was not found"),
+    ],
+)
+def test_a_damaged_tree_is_named_and_its_replica_stays(
+    fixture: Lab, what: str, harm: Callable[[Path], None], says: str
+) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    replicated(fixture)
+    before = set((fixture.source.home / "t/metadata").glob(what))
+    table.append(rows(2))
+    (new,) = set((fixture.source.home / "t/metadata").glob(what)) - before
+    harm(new)
+    for answer in (fixture.dump(since=fixture.last), fixture.load()):
+        ((name, reason),) = named(answer)
+        assert (answer.code, name) == (3, "t") and says in reason, answer
+    assert shown(replica(fixture)) == [1]
+
+
+# ---- writers of the target ----------------------------------------------------------------------------------------
+
+
+def test_commits_of_others_on_a_replica_are_not_replaced_without_a_request(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    replicated(fixture)
+    own = replica(fixture)
+    own.append(rows(100))
+    assert naming_source(fixture) == []
+    table.append(rows(2))
+    assert fixture.dump(since=fixture.last).code == 0
+    refused = fixture.load()
+    assert (refused.code, refused.output["error"]) == (6, "Refused"), refused
+    assert shown(replica(fixture)) == [1, 100]
+    loaded = fixture.load(None, "--overwrite")
+    assert loaded.code == 0, loaded
+    assert shown(replica(fixture)) == [1, 2]
+
+
+# ---- kills --------------------------------------------------------------------------------------------------------
+
+
+KILLS = (
+    Fault("after", "rename", r"/data/[^/]*\.parquet$", 1),
+    Fault("after", "rename", r"-m0\.avro$", 1),
+    Fault("before", "rename", r"/snap-[^/]*\.avro$", 1),
+    Fault("after", "rename", r"\.metadata\.json$", 1),
+    Fault("before", "thrift", r"alter table .*\.t$", 1),
+    Fault("after", "thrift", r"alter table .*\.t$", 1),
+    Fault("after", "rename", r"incoming/recycle", 1),
+)
+
+
+def test_a_load_that_is_killed_anywhere_shows_a_snapshot_and_is_completed_by_the_next(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(0))
+    replicated(fixture)
+    for number, fault in enumerate(KILLS, 1):
+        before = shown(table)
+        table.append(rows(number))
+        table = expire(table.refresh())
+        assert (found := fixture.dump(since=fixture.last)).code == 0, found
+        assert run_with(fault, fixture.load_arguments(fixture.last)).killed, fault
+        assert shown(replica(fixture)) in (before, [*before, number]), fault
+        assert fixture.load().code == 0, fault
+        assert shown(replica(fixture)) == [*before, number]
+        is_same(fixture)
+
+
+# ---- beside the load ----------------------------------------------------------------------------------------------
+
+
+def test_a_past_state_is_restored_from_what_the_source_has_removed(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(1, 2))
+    assert fixture.capture().code == 0
+    event = fixture.source.metastore.current_event_id()
+    table.overwrite(rows(3))
+    table = expire(table)
+    assert fixture.capture().code == 0
+    into = f"{fixture.name}_old"
+    arguments = ["restore", "--cmroot", str(fixture.cmroot), "--db", fixture.name, "--to", str(event), "--into", into]
+    restored = command(*arguments, "--target", fixture.source_uri, "--engine", "local")
+    assert restored.code == 0, restored
+    old = catalog(fixture.source_uri).load_table(f"{into}.t")
+    assert shown(old) == [1, 2]
+    old.append(rows(4))
+    assert (shown(old), shown(table.refresh())) == ([1, 2, 4], [3])
+
+
+def test_a_dump_with_data_is_all_that_a_replica_needs(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(1, 2))
+    wanted = states(table)
+    assert fixture.dump("--with-data").code == 0
+    with without_source(fixture):
+        loaded = fixture.load()
+        assert loaded.code == 0, loaded
+        assert states(replica(fixture)) == wanted
+
+
+def test_a_changed_replica_is_found_and_repaired(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    table = delete_rows(table, data_file(table), [])
+    table.append(rows(2))
+    replicated(fixture)
+    place = fixture.target.metastore.table(fixture.name, "t").parameters[POINTER]
+    list_of_manifests = urlsplit(replica(fixture).metadata.snapshots[-1].manifest_list).path
+    for path in (urlsplit(place).path, list_of_manifests):
+        good = Path(path).read_bytes()
+        Path(path).write_bytes(good.replace(b"2", b"3", 1))
+        assert verified(fixture).code == 4
+        sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
+        roots = ["--cmroot", str(fixture.cmroot), "--target-cmroot", str(fixture.target_cmroot)]
+        mended = command("repair", *sides, *roots, "--engine", "local")
+        assert (mended.code, mended.output["status"]) == (0, "repaired"), mended
+        assert Path(path).read_bytes() == good
+    is_same(fixture)
+
+
+# ---- a policy -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("publish", ["mirror", "snapshot"])
+def test_a_policy_turns_round_and_both_sides_write(pair: Lab, publish: str) -> None:
+    pair.keys["publish"] = publish
+    pair.db("a").table("plain", {"f": "1"})
+    table = make(pair, db="a")
+    table.append(rows(1, 2))
+    assert pair.sync().status == "synced"
+    table.append(rows(3))
+    assert pair.sync().status == "synced"
+    own = replica(pair, db="a")
+    assert shown(own) == [1, 2, 3]
+    assert naming_source(pair, "a") == []
+    assert switchover(pair.sides(), SwitchoverSettings()).status == "done"
+    own.refresh().append(rows(4))
+    assert pair.sync().status == "synced"
+    table = table.refresh()
+    assert shown(table) == [1, 2, 3, 4]
+    home = os.fsencode(pair.replica("a").home)
+    assert [path for path in pair.db("a").home.rglob("*.json") if home in path.read_bytes()] == []
+    assert switchover(pair.sides(), SwitchoverSettings()).status == "done"
+    table.refresh().append(rows(5))
+    assert pair.sync().status == "synced"
+    assert shown(own.refresh()) == [1, 2, 3, 4, 5]

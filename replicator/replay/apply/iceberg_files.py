@@ -50,14 +50,14 @@ def is_of_tree(target: str, trees: Mapping[str, EntryKey]) -> bool:
     return bool(directory) and iceberg.in_tree(target[len(directory) :])
 
 
-def mover(pairs: Iterable[tuple[str | None, str | None]]) -> iceberg.Move:
+def mover(pairs: Iterable[tuple[str | None, str | None]], *, former: bool = False) -> iceberg.Move:
     """Returns the translation of paths. pairs: the table's locations on the source and the target. Raises Outside for a
-    path that is in none of the source's."""
+    path that is in none of the source's. former: of a metadata file that is not the table's: such paths stay."""
     homes = homes_of(pairs)
 
     def move(path: str) -> str:
         now = moved(path, homes)
-        if now == path and not any(_is_in(path, target) for _, target in homes):
+        if now == path and not former and not any(_is_in(path, target) for _, target in homes):
             raise Outside(f"{path} is outside of its table's location", hint="see docs/formats.md, Iceberg")
         return now
 
@@ -68,14 +68,14 @@ def _is_in(path: str, location: str) -> bool:
     return relative(path, location) is not None
 
 
-def mover_of(key: EntryKey, rules: FileRules) -> iceberg.Move:
-    """Returns the translation of paths in the files of an entry's table."""
+def mover_of(key: EntryKey, rules: FileRules, *, former: bool = False) -> iceberg.Move:
+    """Returns the translation of paths in the files of an entry's table. former: see `mover`."""
     found = rules.rules_of(*key[:4])
     own = found[0].location if found else None
     pairs = [rules.places(*key) or (None, None)]
     if found and own:
         pairs.append((own, rules.placement.inside(found[0].db, own, own)))
-    return mover(pairs)
+    return mover(pairs, former=former)
 
 
 # ---- delete files ----------------------------------------------------------------------------------------------------
@@ -123,17 +123,21 @@ def publish_tree(
 
     A list or manifest whose own files do not exist is of a snapshot that expired while the source was read. It keeps
     the recorded sizes; one that the table's pointer leads to is missing."""
+    found = rules.rules_of(*key[:4])
+    pointer = found[0].pointer if found else ""
     tree = _Tree(directory, mover_of(key, rules), how, note)
+    former = _Tree(directory, mover_of(key, rules, former=True), how, note)
     waiting = sorted((file for file in files if not iceberg.is_metadata(file.target)), key=_looks_like_list)
     count = len(waiting) + 1
     while waiting and len(waiting) < count:  # a list waits for its manifests, whatever their names are
         count = len(waiting)
         waiting = [file for file in waiting if not tree.placed(file)]
-    for file in (*waiting, *(file for file in files if iceberg.is_metadata(file.target))):
+    for file in waiting:
         tree.placed(file, as_recorded=True)
-    found = rules.rules_of(*key[:4])
-    if found and found[0].pointer:
-        tree.check(found[0].pointer, waiting)
+    for file in files:
+        if iceberg.is_metadata(file.target):
+            (tree if normal(file.source) == normal(pointer) else former).placed(file)
+    tree.check(pointer, waiting)
 
 
 def _looks_like_list(file: Wanted) -> bool:

@@ -1,0 +1,174 @@
+"""Iceberg tables of a `Lab`, written and read by PyIceberg."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from lab import Lab
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.catalog.hive import HiveCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.typedef import Record
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+DELETES = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": "2147483546"}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": "2147483545"}),
+    ]
+)
+
+
+def catalog(uri: str) -> HiveCatalog:
+    return HiveCatalog("tests", uri=uri, **{"hive.hive2-compatible": "true"})
+
+
+def make(lab: Lab, name: str = "t", db: str | None = None, **properties: str) -> Table:
+    """A new table of the source. db: of a policy's databases."""
+    database = lab.db(db) if db else lab.source
+    return catalog(lab.source_uri).create_table(
+        f"{database.name}.{name}",
+        SCHEMA,
+        location=f"file://{database.home}/{name}",
+        properties={"format-version": "2", **properties},
+    )
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": list(ids), "name": [f"n{each}" for each in ids]}, schema=SCHEMA)
+
+
+def shown(table: Table, **scan: Any) -> list[int]:
+    """The ids in a table, in order."""
+    return sorted(table.scan(**scan).to_arrow()["id"].to_pylist())
+
+
+def states(table: Table) -> dict[int, list[int]]:
+    """The ids in every snapshot."""
+    return {each.snapshot_id: shown(table, snapshot_id=each.snapshot_id) for each in table.metadata.snapshots}
+
+
+def replica(lab: Lab, name: str = "t", db: str | None = None) -> Table:
+    return catalog(lab.target_uri).load_table(f"{lab.replica(db).name if db else lab.name}.{name}")
+
+
+def delete_rows(table: Table, file: str, positions: Sequence[int]) -> Table:
+    """Commits a position-delete file, as engines with merge-on-read do."""
+    location = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
+    path = urlsplit(location).path
+    pq.write_table(pa.table([[file] * len(positions), list(positions)], schema=DELETES), path, store_schema=False)
+    found = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(positions),
+        file_size_in_bytes=os.path.getsize(path),
+        lower_bounds={2147483546: file.encode()},
+        upper_bounds={2147483546: file.encode()},
+        split_offsets=[4],
+        sort_order_id=None,
+        spec_id=table.spec().spec_id,
+    )
+    with table.transaction() as transaction, _Deletes(Operation.DELETE, transaction, table.io) as update:
+        update.added = found
+    return table.refresh()
+
+
+class _DeleteWriter(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _Deletes(_FastAppendFiles):
+    added: DataFile
+
+    def _manifests(self) -> list[ManifestFile]:
+        metadata = self._transaction.table_metadata
+        writer = _DeleteWriter(
+            metadata.spec(), self.schema(), self.new_manifest_output(), self._snapshot_id, self._compression
+        )
+        entry = ManifestEntry.from_args(
+            status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=self.added
+        )
+        with writer as opened:
+            opened.add(entry)
+        return [writer.to_manifest_file(), *self._existing_manifests()]
+
+
+def reachable(table: Table) -> set[str]:
+    """The files of a table's snapshots, and its metadata files, as local paths."""
+    found = {table.metadata_location, *(each.metadata_file for each in table.metadata.metadata_log)}
+    for snapshot in table.metadata.snapshots:
+        found.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            found.add(manifest.manifest_path)
+            found |= {each.data_file.file_path for each in manifest.fetch_manifest_entry(table.io)}
+    return {urlsplit(each).path for each in found}
+
+
+def expire(table: Table) -> Table:
+    """Expires all snapshots but the current one, then removes their files, as Iceberg does."""
+    before = reachable(table)
+    current = table.metadata.current_snapshot_id
+    old = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id != current]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+    table = table.refresh()
+    for path in before - reachable(table):
+        os.unlink(path)
+    return table
+
+
+@contextmanager
+def without_source(lab: Lab, db: str | None = None) -> Iterator[None]:
+    """The source's files, and its root, are elsewhere meanwhile."""
+    places = [lab.db(db).home if db else lab.source.home, lab.cmroot]
+    for place in places:
+        os.rename(place, f"{place}-away")
+    try:
+        yield
+    finally:
+        for place in places:
+            os.rename(f"{place}-away", place)
+
+
+def naming_source(lab: Lab, db: str | None = None) -> list[str]:
+    """Files of the replica that contain the source's directory. Blocks of Avro are unpacked."""
+    source = os.fsencode(lab.db(db).home if db else lab.source.home)
+    home = lab.replica(db).home if db else lab.target.home
+    return [str(path) for path in home.rglob("*") if path.is_file() and source in _unpacked(str(path))]
+
+
+def _unpacked(path: str) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read()
+    if path.endswith(".avro"):
+        with AvroFile[Record](PyArrowFileIO().new_input(path)) as reader:
+            return data + repr(list(reader)).encode()
+    if path.endswith(".parquet"):
+        return data + repr(pq.read_table(path).to_pydict()).encode()
+    return data
