@@ -25,10 +25,10 @@ from cmroot.errors import UNREADABLE, FormatError, KeepError
 from cmroot.keep.content import ATTEMPTS, Kept, unsteady
 from cmroot.keep.remote_files import keep_object, read_object
 from cmroot.root import open_existing
+from cmroot.store.buckets import OWN
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.hdfs_checksums import PATIENCE, ask, hdfs_checksum, in_zone, web_addresses
 from cmroot.store.listing import FileState, file_state
-from cmroot.store.listings import OWN
 from cmroot.store.place import Place, join, name_of, scheme
 from cmroot.store.spelling import normal, split_authority, upwards
 

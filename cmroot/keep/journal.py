@@ -25,9 +25,9 @@ from cmroot.keep.recycle import files_below, recycle, recycle_tree, remove_empti
 from cmroot.keep.remote_files import keep_and_check, remove_source
 from cmroot.log.captured import ADD, FILES
 from cmroot.log.references import JOURNAL
+from cmroot.store.buckets import OWN
 from cmroot.store.checksum import checksum_file
 from cmroot.store.listing import FileState, file_state, hidden, object_state, skipped_directory
-from cmroot.store.listings import OWN
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import Place, is_local, join, local_path, normal, remote_store
 from cmroot.store.spelling import naming

@@ -34,8 +34,8 @@ from cmroot.keep.hdfs_keepers import (
 from cmroot.keep.keepers import Keeper, Kept
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
+from cmroot.store.buckets import Listings
 from cmroot.store.listing import FileState, Listing, full_identity
-from cmroot.store.listings import Listings
 from cmroot.store.place import is_local, join, scheme
 from cmroot.store.spelling import normal, split_authority, upwards
 from replicator.captures.inventory import DataObject, KnownFile

@@ -18,9 +18,8 @@ import msgspec
 
 from cmroot.errors import StorageUnreachable
 from cmroot.keep.versions import why_unversioned
-from cmroot.store.buckets import BucketQueue, Standing, why_not_all
+from cmroot.store.buckets import OWN, BucketQueue, Standing, why_not_all
 from cmroot.store.listing import changed_directories
-from cmroot.store.listings import OWN
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority
 from replicator.captures.manifest import GRANTS

@@ -16,11 +16,11 @@ import msgspec
 import xxhash
 
 from cmroot.store import iceberg
+from cmroot.store.buckets import Listings
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
 from cmroot.store.listing import FileState, Listing, list_tree, may_name_places
-from cmroot.store.listings import Listings
 from cmroot.store.place import join, located, parent, relative, scheme
 from replicator.compare.differences import Difference, Differences
 from replicator.core.model import Partition, Table

@@ -18,9 +18,9 @@ from functools import lru_cache
 
 from cmroot.errors import Error
 from cmroot.keep.recycle import recycle_tree, refuse_link
+from cmroot.store.buckets import OWN
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.listing import list_tree
-from cmroot.store.listings import OWN
 from cmroot.store.local import is_directory
 from cmroot.store.place import Place, is_local, is_within, join, local_path, located, normal, parent, resolved
 from cmroot.store.spelling import scheme

@@ -54,7 +54,7 @@ class TableRule:
     `home`: the location of a partitioned table on the target, for its files that are in none of its partitions.
     `place`: the directory in which the load publishes it, with partitions below it by name (None: in the source's
     layout). `only`: the objects that are published, "" for the table's own files (None: all). `pointer`: the metadata
-    file of an Iceberg table at the source, whose files are translated; empty for any other table."""
+    file of an Iceberg table at the source, or empty."""
 
     begin: int
     end: int | None
@@ -83,6 +83,7 @@ class FileRules:
     placement: Placement
     tables: dict[tuple[str, str], list[TableRule]]
     after: int  # entries up to this position were loaded before
+    has_trees: bool = False  # some tables are Iceberg's
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
@@ -179,10 +180,7 @@ def table_at_place(table: Table, old: str, place: str) -> Table:
     storage = table.storage
     assert storage is not None
     serde = {key: _moved(value, old, place) for key, value in storage.serde.parameters.items()}
-    storage = msgspec.structs.replace(
-        storage, location=uri(place), serde=msgspec.structs.replace(storage.serde, parameters=serde)
-    )
-    return msgspec.structs.replace(table, storage=storage)
+    return _with_serde(table, msgspec.structs.replace(storage, location=uri(place)), serde)
 
 
 def without_path(table: Table) -> Table:
@@ -439,12 +437,11 @@ class Plan:
         steps = {id(step.lineage): step for step in self.tables}
         left_out = {id(each.lineage) for each in self.left_out}
         for lineage in self.squashed.lineages:
-            final = lineage.table.location if lineage.table else None
             step = steps.get(id(lineage))
             partitions: dict[str, list[PartitionRule]] = {}
             for fate in lineage.fates:
                 for begin, name in fate.names:
-                    rule = PartitionRule(begin, fate.since, fate.now or name, tuple(fate.moves), gone=fate.now is None)
+                    rule = PartitionRule(begin, fate.since, fate.now or name, tuple(fate.moves), fate.now is None)
                     partitions.setdefault(name, []).append(rule)
             for index, called in enumerate(lineage.names):
                 end = lineage.names[index + 1].begin - 1 if index + 1 < len(lineage.names) else lineage.ended
@@ -454,7 +451,7 @@ class Plan:
                         end=end,
                         db=lineage.names[-1].db,
                         since=lineage.since,
-                        location=final,
+                        location=lineage.table.location if lineage.table else None,
                         moves=tuple(lineage.moves),
                         gone=lineage.now is None or bool(step and step.shared) or id(lineage) in left_out,
                         partitions=partitions,
@@ -465,4 +462,6 @@ class Plan:
                         pointer=iceberg_pointer(lineage.table) if lineage.table and not self.as_they_are else "",
                     )
                 )
-        return FileRules(placement=self.placement, tables=rules, after=self.after)
+        return FileRules(
+            self.placement, rules, self.after, any(rule.pointer for some in rules.values() for rule in some)
+        )

@@ -26,9 +26,9 @@ from cmroot.keep.remote_files import keep_and_check, keep_object
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store import objects, remote
+from cmroot.store.buckets import Listings, list_root
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import Listing, list_tree
-from cmroot.store.listings import Listings, list_root
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table

@@ -12,7 +12,7 @@ import pytest
 from cmroot.errors import ChecksumMismatch, Exists, FormatError, KeepError
 from cmroot.keep.content import Findings, Query, find, locate
 from cmroot.keep.keepers import CopyKeeper
-from cmroot.keep.restore import restore_file
+from cmroot.keep.versions import restore_file
 from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.store.checksum import checksum_file
 from cmroot.store.place import Place, join, normal, parent

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from waiting import CEILING
 
+from cmroot.store.buckets import list_root
 from cmroot.store.listing import DirectoryState, Listing, changed_directories, file_state, list_tree, unchanged
-from cmroot.store.listings import list_root
 from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
 

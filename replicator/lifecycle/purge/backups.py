@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
-from cmroot.keep.restore import restore_file
+from cmroot.keep.versions import restore_file
 from cmroot.pins import iso
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState

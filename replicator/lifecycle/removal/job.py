@@ -24,7 +24,7 @@ import msgspec
 from cmroot.errors import Error, Exists, LeaseHeld, Protected
 from cmroot.keep.journal import files_at
 from cmroot.keep.recycle import Recycled, files_below, is_left, recycle_tree, sweep_incoming
-from cmroot.keep.restore import restore_file
+from cmroot.keep.versions import restore_file
 from cmroot.lease import Lease, acquire, patiently
 from cmroot.root import ChangeRoot
 from cmroot.store.local import status_of

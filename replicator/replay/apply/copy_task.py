@@ -3,9 +3,8 @@
 A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
 not), and copies its share. All entries of a path are in one bucket, so tasks do not communicate, and a list of files
 exists in a task's memory only.
-Delta logs and the trees of Iceberg tables are published after all data, so that readers always find a complete version:
-of Delta checkpoints, commits in order, the name of the last checkpoint last. Commits of another writer are not replaced
-without a request.
+Delta logs (checkpoints, commits in order, the name of the last checkpoint) and the trees of Iceberg tables are published
+after all data, so that readers find a complete version. Commits of other writers are not replaced without a request.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from replicator.replay.apply.copying import (
     remove_file,
     threads_of,
 )
-from replicator.replay.apply.iceberg_files import is_of_tree, publish_tree, translated_deletes, tree_of, trees_of
+from replicator.replay.apply.iceberg_files import Noted, is_of_tree, publish_tree, translated_deletes, tree_of, trees_of
 from replicator.replay.apply.named_places import Naming, translated_file
 from replicator.replay.apply.origins import Directories, Roots, Wanted, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
@@ -99,8 +98,8 @@ class CopyTask:
     that the source removed, in a second pass after all copies; PROBE only checks that the bytes are available; COMPARE
     counts what would be copied. Delta logs and Iceberg's trees are left to `LogTask`. `reread`: see place_file.
     `private`: the directories are new and have no readers yet; files hard-linked into them and then replaced remain in
-    the old ones. `preserve`: ATTRIBUTES that copied files, and all their directories, get from the source's. `late`: of
-    REMOVE: only files of Iceberg tables, which have readers until the table's pointer changes, or only others."""
+    the old ones. `preserve`: ATTRIBUTES that copied files, and all their directories, get from the source's. `late`:
+    REMOVE takes only files of Iceberg tables; otherwise only others."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -158,16 +157,19 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     """Copies or recycles a task's share. May run twice. Raises LeaseHeld if the attempt was abandoned."""
     homes: dict[str, EntryKey] = {}
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
-    report, trees = CopyReport(), trees_of(homes, task.rules)
+    report, trees = CopyReport(), trees_of(homes, task.rules) if task.rules.has_trees else {}
     if task.purpose == REMOVE:
-        mine_removed = [each for each in removed if bool(tree_of(each, trees)) == task.late][task.share :: task.shares]
+        if trees:
+            removed = [each for each in removed if bool(tree_of(each, trees)) == task.late]
+        mine_removed = removed[task.share :: task.shares]
         for target in mine_removed:
             fence.check()
             report.files_removed += remove_file(target, task.roots, private=task.private)
         remove_emptied(mine_removed, homes)
         return report
     if task.purpose == COPY:
-        data = [file for file in wanted if not is_log(file.target) and not is_of_tree(file.target, trees)]
+        data = [file for file in wanted if not is_log(file.target)]
+        data = [file for file in data if not is_of_tree(file.target, trees)] if trees else data
         report.logs = set(task.parts) if len(data) < len(wanted) else set()
         wanted = data
     mine = share_of(wanted, task.share, task.shares)
@@ -186,7 +188,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
                 done.naming_count += naming is not None
             if task.purpose == PROBE:
                 placed = probe_file(file, task.roots)
-            elif task.purpose == COMPARE and is_of_tree(file.target, trees) and located(file.target).exists():
+            elif trees and task.purpose == COMPARE and is_of_tree(file.target, trees) and located(file.target).exists():
                 placed = Placed("present", file.size or 0)  # names of a tree are unique
             elif task.purpose == COMPARE:
                 placed = compare_file(file, task.roots, reread=task.reread)
@@ -396,23 +398,21 @@ class LogReport:
 
 
 def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
-    """Publishes the logs of a task's tables, each in order, up to the first file that is not available. May run
-    twice."""
+    """Publishes the logs of a task's tables, each in order, until a file is not available. May run twice."""
     report, kept, homes = LogReport(), kept_prefixes(task.roots.target), dict[str, EntryKey]()
     files, trees = _logs(task, homes)
     places = trees_of(homes, task.rules)
     with noted(task.roots.target, (file.target for file in (*trees, *files)), fence) as attempt:
         make = Directories(homes, task.rules, report.copied.lacking).make
+        how = Placing(task.roots, attempt, kept, task.reread, task.private, make=make)
+        note = partial(_note, report, homes, task)
         for directory, tree in groupby(trees, key=lambda file: tree_of(file.target, places)):
-            how = Placing(task.roots, attempt, kept, task.reread, task.private, make=make)
-            publish_tree(list(tree), directory, places[directory], task.rules, how, partial(_note, report, homes, task))
+            publish_tree(list(tree), directory, places[directory], task.rules, how, note)
         for _, log in groupby(files, key=lambda file: log_of(file.target)):
             some = list(log)
             report.foreign += [] if task.over else [file.target for file in some if is_foreign(file, task.roots)]
             if not report.foreign:
-                how = Placing(task.roots, attempt, kept, task.reread, task.private, make=make)
-                for file, placed in _publish(some, how, report.copied):
-                    report.copied.lacking |= lacking_of(file.target, placed.lacking, homes, task.rules)
+                _publish(some, how, note)
     return report
 
 
@@ -443,21 +443,16 @@ def _digest(place: str) -> int:
     return xxhash.xxh3_64_intdigest(os.fsencode(place))
 
 
-def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> list[tuple[Wanted, Placed]]:
-    """Publishes files in order. Returns those that lack rights of the files that they replaced."""
-    broken, lacking = "", list[tuple[Wanted, Placed]]()
+def _publish(files: Sequence[Wanted], how: Placing, note: Noted) -> None:
+    """Publishes files in order, up to the first that is not available."""
+    broken = ""
     for file in files:
-        if broken:
-            count(report, file, Placed("missing", reason=f"{broken}, which precedes it, is missing"))
-            continue
-        placed = place_file(file, how)
-        count(report, file, placed)
-        broken = file.target if placed.origin == "missing" else ""
+        reason = f"{broken}, which precedes it, is missing"
+        placed = Placed("missing", reason=reason) if broken else place_file(file, how)
+        note(file, placed)
+        broken = broken or (file.target if placed.origin == "missing" else "")
         if rank(file.target) == (LAST, 0) and not broken and not _leads_somewhere(file.target):
             remove_file(file.target, how.roots, private=how.private)
-        if placed.lacking:
-            lacking.append((file, placed))
-    return lacking
 
 
 def _leads_somewhere(place: str) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from cmroot.store.buckets import list_root
 from cmroot.store.listing import list_tree
-from cmroot.store.listings import list_root
 from cmroot.store.place import join, normal, relative, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
 from replicator.core.grouping import batched, shared

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cmroot.store import objects
+from cmroot.store.buckets import list_root
 from cmroot.store.checksum import FLOW, checksum_at, copy_file, copy_stream
 from cmroot.store.hdfs import BY_RPC, SCHEMES
 from cmroot.store.listing import Listing, list_tree
-from cmroot.store.listings import list_root
 from cmroot.store.local import is_directory
 from cmroot.store.place import give_rights, is_local, join, local_path, located, normal, parent, remote_store
 from cmroot.store.s3 import RENAMING

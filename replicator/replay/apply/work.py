@@ -14,8 +14,8 @@ from itertools import chain
 from threading import Lock
 from typing import TypeVar
 
+from cmroot.store.buckets import list_root
 from cmroot.store.listing import list_tree
-from cmroot.store.listings import list_root
 from cmroot.store.place import (
     Place,
     is_local,

@@ -20,7 +20,7 @@ import msgspec
 
 from cmroot.errors import KeepError
 from cmroot.keep.content import LIMIT, Findings, Query, Reference, find
-from cmroot.keep.restore import restore_file
+from cmroot.keep.versions import restore_file
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.checksum import ALGORITHM
@@ -260,7 +260,7 @@ def put_back(
     name). to: its new path; default: its old path. at: its state at an event or a time.
 
     Raises UsageError if several contents match, KeepError if none matches or its bytes are not retained; otherwise as
-    `cmroot.keep.restore.restore_file`. May run twice."""
+    `cmroot.keep.versions.restore_file`. May run twice."""
     log = segments(root.place)
     match = _CHECKSUM.fullmatch(what)
     references = _candidates(root.place, log, what, match is not None)
