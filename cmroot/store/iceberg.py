@@ -10,7 +10,6 @@ same bytes, so that a translation can be repeated and compared.
 
 from __future__ import annotations
 
-import functools
 import gzip
 import io
 import json
@@ -20,12 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fastavro.schema import parse_schema
 
 from cmroot.errors import FormatError
+from cmroot.store.blocks import AvroFile, Input, Unsupported
 
 DIRECTORY = "metadata"  # below a table's location: all files of a tree but data and delete files
 NEWEST = 3  # the newest version of the specification whose tables are translated
@@ -37,7 +35,7 @@ SizeOf = Callable[[str, int], int]
 """Returns the size of a file of the target in bytes, by its location there and the size of the source's file."""
 
 _PATH, _POSITION = 2147483546, 2147483545  # ids of the columns of position deletes (Table Spec, Reserved Field IDs)
-_MAGIC, _PUFFIN = b"Obj\x01", b"PFA1"
+_AVRO, _PUFFIN = b"Obj\x01", b"PFA1"
 _DELETED, _POSITION_DELETES = 2, 1  # `status` of an entry, `content` of a file
 _OF_TABLES = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 _HINT = "check the table with its own tools, at the source"
@@ -70,7 +68,7 @@ def kind_of(path: str, data: bytes) -> Kind:
     """Returns the kind of a file `in_tree`. Raises FormatError for bytes that are none."""
     if is_metadata(path):
         return "metadata"
-    return _avro_kind(_Avro.read(data, path))
+    return _avro_kind(_Avro(data, path))
 
 
 def references(path: str, data: bytes) -> Iterator[Reference]:
@@ -79,7 +77,7 @@ def references(path: str, data: bytes) -> Iterator[Reference]:
     if is_metadata(path):
         yield from _of_metadata(_metadata(path, data))
         return
-    file = _Avro.read(data, path)
+    file = _Avro(data, path)
     kind = _avro_kind(file)
     for record in file.records():
         if kind == "list":
@@ -151,7 +149,7 @@ def equal(path: str, one: bytes, other: bytes) -> bool:
     try:
         if is_metadata(path):
             return _metadata(path, one) == _metadata(path, other)
-        first, second = _Avro.read(one, path), _Avro.read(other, path)
+        first, second = _Avro(one, path), _Avro(other, path)
         return first.properties == second.properties and list(first.records()) == list(second.records())
     except FormatError:
         return False
@@ -162,7 +160,7 @@ def translated(path: str, data: bytes, move: Move, size_of: SizeOf) -> bytes:
     and for delete files. Raises FormatError as `references` does; what `size_of` raises."""
     if is_metadata(path):
         return _moved_metadata(path, data, move)
-    file = _Avro.read(data, path)
+    file = _Avro(data, path)
     fix = _moved_list if _avro_kind(file) == "list" else _moved_entry
     return file.written(lambda record: fix(record, move, size_of))
 
@@ -240,7 +238,7 @@ def has_row_columns(schema: pa.Schema) -> bool:
 
 def has_rows_of_others(path: str, head: bytes) -> bool:
     """Returns True for the beginning of a position-delete file in Avro. Raises FormatError if it is no Avro file."""
-    return {_PATH, _POSITION} <= {each.get("field-id") for each in _Avro.read(head, path).fields}
+    return {_PATH, _POSITION} <= {each.get("field-id") for each in _Avro(head, path).fields}
 
 
 def moved_deletes(path: str, data: bytes, move: Move) -> bytes:
@@ -250,7 +248,7 @@ def moved_deletes(path: str, data: bytes, move: Move) -> bytes:
         return _moved_vectors(path, data, move)
     if data[:4] == b"PAR1" == data[-4:]:
         return _moved_parquet(path, data, move)
-    if data[:4] == _MAGIC:
+    if data[:4] == _AVRO:
         return _moved_avro(path, data, move)
     return data
 
@@ -313,7 +311,7 @@ def _field_id(field: pa.Field) -> int | None:
 
 
 def _moved_avro(path: str, data: bytes, move: Move) -> bytes:
-    file = _Avro.read(data, path)
+    file = _Avro(data, path)
     fields = {each.get("field-id"): each["name"] for each in file.fields}
     if _PATH not in fields or _POSITION not in fields:
         return data
@@ -326,8 +324,7 @@ def _moved_avro(path: str, data: bytes, move: Move) -> bytes:
 
 
 # ---- Avro ------------------------------------------------------------------------------------------------------------
-# Avro's container: header, sync marker, blocks (Avro Specification, Object Container Files). The header and the marker
-# are those of the source, byte by byte: fastavro would write attributes of the schema in an order of its own.
+# The header of a file is the source's, byte by byte: fastavro would write attributes of a schema in any order.
 
 
 def _avro_kind(file: _Avro) -> Kind:
@@ -339,124 +336,68 @@ def _avro_kind(file: _Avro) -> Kind:
     raise FormatError(f"{file.path} is neither a list of manifests nor a manifest", hint=_HINT)
 
 
-@dataclass(frozen=True)
 class _Avro:
-    """A file: its header with the sync marker, as written, and the bytes after it."""
+    """An Avro file in memory. Raises FormatError for one that cannot be read."""
 
-    path: str
-    header: bytes
-    properties: Mapping[str, bytes]
-    body: bytes
+    def __init__(self, data: bytes, path: str) -> None:
+        import fastavro  # by runs with Iceberg tables only
+        from fastavro.schema import SchemaParseException
 
-    @classmethod
-    def read(cls, data: bytes, path: str) -> _Avro:
-        """Raises FormatError for bytes that are no Avro file."""
+        self.path, self._read, self._write = path, fastavro.schemaless_reader, fastavro.schemaless_writer
         try:
-            if data[:4] != _MAGIC:
-                raise ValueError("it does not begin like one")
-            stream = io.BytesIO(data)
-            stream.seek(4)
-            properties = dict(_header(stream))
-            stream.seek(16, io.SEEK_CUR)
-            at = stream.tell()
-            file = cls(path, data[:at], properties, data[at:])
-            if at > len(data) or not isinstance(file._written_schema, dict):
-                raise ValueError("its header is damaged")
-        except (ValueError, KeyError, IndexError, struct.error) as error:
-            raise FormatError(f"{path} is not an Avro file that can be read: {error}", hint=_HINT) from error
-        return file
-
-    @functools.cached_property
-    def _written_schema(self) -> Any:
-        return json.loads(self.properties["avro.schema"])
+            self._file = AvroFile(Input(io.BytesIO(data)))
+            written = json.loads(self._file.properties["avro.schema"])
+            self.fields: list[dict[str, Any]] = written.get("fields") or []
+            self._schema = fastavro.parse_schema(_bare(written))
+        except (
+            FormatError,
+            Unsupported,
+            ValueError,
+            LookupError,
+            AttributeError,
+            fastavro.schema.SchemaParseException,
+        ) as error:
+            raise self._damaged(error) from error
 
     @property
-    def fields(self) -> list[dict[str, Any]]:
-        return self._written_schema.get("fields") or []
-
-    @functools.cached_property
-    def schema(self) -> Any:
-        """Without logical types: values of partitions and bounds pass unchanged."""
-        return parse_schema(_bare(self._written_schema))
-
-    @property
-    def codec(self) -> str:
-        return self.properties.get("avro.codec", b"null").decode()
+    def properties(self) -> Mapping[str, bytes]:
+        return self._file.properties
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Raises FormatError for damaged records."""
-        for count, block in self._blocks():
-            stream = io.BytesIO(block)
-            try:
-                for _ in range(count):
-                    record: Any = fastavro.schemaless_reader(stream, self.schema, None)
-                    yield record
-            except (EOFError, ValueError, IndexError, StopIteration, struct.error, UnicodeDecodeError) as error:
-                raise FormatError(f"{self.path} has damaged records: {error}", hint=_HINT) from error
+        for some in self._blocks():
+            yield from some
 
     def written(self, fix: Callable[[dict[str, Any]], None]) -> bytes:
         """Returns the file with changed records, in the same blocks."""
-        out, sync = io.BytesIO(), self.header[-16:]
-        out.write(self.header)
-        for count, block in self._blocks():
-            stream, new = io.BytesIO(block), io.BytesIO()
+        found = [self._file.header]
+        for some in self._blocks():
+            new = io.BytesIO()
+            for record in some:
+                fix(record)
+                self._write(new, self._schema, record)
+            found.append(self._file.block(len(some), self._file.codec.compress(new.getvalue())))
+        return b"".join(found)
+
+    def _blocks(self) -> Iterator[list[Any]]:
+        """Yields the records of each block; once."""
+        blocks = self._file.blocks()
+        while True:
             try:
-                for _ in range(count):
-                    record: Any = fastavro.schemaless_reader(stream, self.schema, None)
-                    fix(record)
-                    fastavro.schemaless_writer(new, self.schema, record)
-            except (EOFError, ValueError, IndexError, StopIteration, struct.error, UnicodeDecodeError) as error:
-                raise FormatError(f"{self.path} has damaged records: {error}", hint=_HINT) from error
-            packed = _pack(self.codec, new.getvalue())
-            out.write(_long(count) + _long(len(packed)) + packed + sync)
-        return out.getvalue()
+                if (block := next(blocks, None)) is None:
+                    return
+                count, packed = block
+                stream = io.BytesIO(self._file.codec.decompress(packed))
+                found = [self._read(stream, self._schema, None) for _ in range(count)]
+            except (FormatError, EOFError, ValueError, LookupError, StopIteration, struct.error) as error:
+                raise self._damaged(error) from error
+            yield found
 
-    def _blocks(self) -> Iterator[tuple[int, bytes]]:
-        stream, sync = io.BytesIO(self.body), self.header[-16:]
-        end = len(self.body)
-        while stream.tell() < end:
-            try:
-                count, size = _read_long(stream), _read_long(stream)
-                block = stream.read(size)
-                if count < 0 or size < 0 or len(block) != size or stream.read(16) != sync:
-                    raise ValueError("a block is cut off or damaged")
-                yield count, _unpack(self.codec, block)
-            except (ValueError, IndexError, zlib.error) as error:
-                raise FormatError(f"{self.path} has damaged blocks: {error}", hint=_HINT) from error
-
-
-def _header(stream: io.BytesIO) -> Iterator[tuple[str, bytes]]:
-    while count := _read_long(stream):
-        if count < 0:  # followed by the size in bytes
-            count, _ = -count, _read_long(stream)
-        for _ in range(count):
-            key = stream.read(_read_long(stream))
-            yield key.decode(), stream.read(_read_long(stream))
-
-
-def _read_long(stream: io.BytesIO) -> int:
-    number, shift = 0, 0
-    while True:
-        byte = stream.read(1)[0]
-        number |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            return (number >> 1) ^ -(number & 1)
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is too long")
-
-
-def _long(number: int) -> bytes:
-    number, out = (number << 1) ^ (number >> 63), bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    def _damaged(self, error: Exception) -> FormatError:
+        return FormatError(f"{self.path} is not an Avro file that can be read: {error}", hint=_HINT)
 
 
 def _bare(schema: Any) -> Any:
-    """Returns a schema without logical types, and with only what decides how values are written."""
+    """Returns a schema without logical types, so that values of partitions and bounds pass unchanged."""
     if isinstance(schema, list):
         return [_bare(each) for each in schema]
     if isinstance(schema, dict):
@@ -466,39 +407,3 @@ def _bare(schema: Any) -> Any:
             if key not in ("logicalType", "adjust-to-utc", "default", "precision", "scale")
         }
     return schema
-
-
-def _unpack(codec: str, block: bytes) -> bytes:
-    match codec:
-        case "null":
-            return block
-        case "deflate":
-            return zlib.decompress(block, -15)
-        case "snappy":  # followed by a checksum
-            return pa.decompress(block[:-4], _snappy_size(block), codec="snappy", asbytes=True)  # type: ignore[no-any-return]
-        case "zstandard":
-            return pa.CompressedInputStream(pa.BufferReader(block), "zstd").read()  # type: ignore[no-any-return]
-    raise ValueError(f"its codec is {codec}")
-
-
-def _pack(codec: str, block: bytes) -> bytes:
-    match codec:
-        case "deflate":
-            packer = zlib.compressobj(wbits=-15)
-            return packer.compress(block) + packer.flush()
-        case "snappy":
-            return pa.compress(block, codec="snappy", asbytes=True) + struct.pack(">I", zlib.crc32(block))  # type: ignore[no-any-return]
-        case "zstandard":
-            return pa.compress(block, codec="zstd", asbytes=True)  # type: ignore[no-any-return]
-    return block
-
-
-def _snappy_size(block: bytes) -> int:
-    """Returns the size of the unpacked bytes, with which Snappy's format begins."""
-    number, shift = 0, 0
-    for byte in block:
-        number |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            break
-        shift += 7
-    return number

@@ -5,16 +5,18 @@ threads only read; they compare nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from replicator.captures.unlistable import REFUSED
 from replicator.core.grouping import batched
-from replicator.core.model import Partition, Statistics, Table, partition_name
+from replicator.core.model import Database, Partition, Statistics, Table, partition_name
 from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.policy import Principals
 from replicator.core.text import PartitionFilter
+from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
 from replicator.metastore.events.scope import Patterns, has_column_statistics, matches_name
@@ -56,6 +58,34 @@ class Comparison:
     def returns(self, side: int, setting: str) -> bool:
         """Returns True if a setting of the source's server (0), or the target's (1), is turned on."""
         return (self.source, self.target)[side].setting(setting).strip().lower() == "true"
+
+
+@dataclass(frozen=True)
+class DatabasePair:
+    """One database on both sides."""
+
+    source: Database
+    target: Database
+
+
+def count_tables(comparison: Comparison, databases: Sequence[str]) -> int:
+    """Returns the number of tables of these databases on either side now, counted by name. Raises ObjectNotFound for a
+    database that the source does not have."""
+    found = 0
+    for name in databases:
+        source = comparison.source.database(name)
+        with suppress(ObjectNotFound):  # missing on the target: one difference, without tables
+            target = comparison.target.database(comparison.replica(name))
+            found += len(all_names(comparison, DatabasePair(source, target)))
+    return found
+
+
+def all_names(comparison: Comparison, sides: DatabasePair) -> list[str]:
+    """Returns the tables of a database on either side; none for a database of another system."""
+    if sides.source.connector:
+        return []
+    both = ((comparison.source, sides.source.name), (comparison.target, sides.target.name))
+    return sorted({name for side, db in both for name in side.table_names(db) if comparison.patterns.match(name)})
 
 
 # ---- both sides ------------------------------------------------------------------------------------------------------

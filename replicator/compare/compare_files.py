@@ -378,6 +378,11 @@ def _bytes(state: FileState | None) -> str | None:
     return None if state is None else f"{state.size} bytes"
 
 
+def recorded_size(parameters: Mapping[str, str]) -> int:
+    text = parameters.get("totalSize", "")
+    return int(text) if text.isdigit() else 0
+
+
 # ---- alike -----------------------------------------------------------------------------------------------------------
 # Proof by texts that a partition equals what a load creates from the source's. Most partitions can be proved so, at a
 # tenth of the cost of creating the replica's object and comparing it. Pure.

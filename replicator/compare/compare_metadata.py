@@ -7,16 +7,21 @@ the location that the target's own table has. Reads both sides in batches; files
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TypeVar
 
 import msgspec
 
 from cmroot.store.place import is_local, normal, relative
-from replicator.compare.both_sides import Comparison, PartitionPages, TablePair, read_tables
-from replicator.compare.compare_files import Alike, FilePair, alike_partitions, names_whole_paths, without_marks
+from replicator.compare.both_sides import Comparison, DatabasePair, PartitionPages, TablePair, all_names, read_tables
+from replicator.compare.compare_files import (
+    Alike,
+    FilePair,
+    alike_partitions,
+    names_whole_paths,
+    recorded_size,
+    without_marks,
+)
 from replicator.compare.differences import Difference, Differences, Homes, compare, difference, without_unreturned
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.named_files import ON_NODES, is_on_nodes
@@ -120,33 +125,6 @@ V = TypeVar("V", bound=Value)
 _NO_MARK = Mark(event=0, position=0, source="")
 
 
-@dataclass(frozen=True)
-class DatabasePair:
-    """One database on both sides."""
-
-    source: Database
-    target: Database
-
-
-def count_tables(comparison: Comparison, databases: Sequence[str]) -> int:
-    """Returns the number of tables of these databases on either side now, counted by name. Raises ObjectNotFound for a
-    database that the source does not have."""
-    found = 0
-    for name in databases:
-        source = comparison.source.database(name)
-        with suppress(ObjectNotFound):  # missing on the target: one difference, without tables
-            target = comparison.target.database(comparison.replica(name))
-            found += len(_all_names(comparison, DatabasePair(source, target)))
-    return found
-
-
-def _all_names(comparison: Comparison, sides: DatabasePair) -> list[str]:
-    if sides.source.connector:
-        return []
-    both = ((comparison.source, sides.source.name), (comparison.target, sides.target.name))
-    return sorted({name for side, db in both for name in side.table_names(db) if comparison.patterns.match(name)})
-
-
 class MetadataComparison:
     """A comparison of the metadata of both sides as it is read. `objects`: compared so far; `differences`: found so
     far; `not_replicated`: tables that loads leave out. read: called after each table, after its files are yielded."""
@@ -164,7 +142,7 @@ class MetadataComparison:
         """Compares a database and all its contents."""
         sides = self.itself(name)
         if sides is not None:
-            yield from self.tables(sides, _all_names(self._comparison, sides))
+            yield from self.tables(sides, all_names(self._comparison, sides))
 
     def itself(self, name: str) -> DatabasePair | None:
         """Compares a database's own properties and its functions. Returns None if the target does not have it."""
@@ -230,20 +208,15 @@ class MetadataComparison:
         if reason := why_not_replicated(source) or ("" if target else self._refused(sides).get(source.name, "")):
             return reason
         if table_format(source) == ICEBERG:  # captures have read its tree
-            return target.parameters.get(LEFT_OUT, "") if target else self._said(sides, SAID[ICEBERG], source.name)
+            left_out = self._refused(sides, SAID[ICEBERG]).get(source.name, "")
+            return target.parameters.get(LEFT_OUT, "") if target else left_out
         clone = target is None and table_format(source) == DELTA and source.location
         return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
 
-    def _refused(self, sides: DatabasePair) -> dict[str, str]:
-        """Returns the objects that the target's metastore rejected, with the reasons."""
+    def _refused(self, sides: DatabasePair, begin: str = NOT_TAKEN) -> dict[str, str]:
+        """Returns the objects that the target lacks for reasons that begin so: its metastore rejected them."""
         said = from_property(sides.target.parameters.get(PROPERTY), sides.source.name)
-        return {each.object.partition(".")[2]: each.reason for each in said if each.reason.startswith(NOT_TAKEN)}
-
-    def _said(self, sides: DatabasePair, begin: str, name: str) -> str:
-        """Returns why the last load did not replicate a table, if the reason begins with this text."""
-        said = from_property(sides.target.parameters.get(PROPERTY), sides.source.name)
-        mine = (each.reason for each in said if each.object == f"{sides.source.name}.{name}")
-        return next((reason for reason in mine if reason.startswith(begin)), "")
+        return {each.object.partition(".")[2]: each.reason for each in said if each.reason.startswith(begin)}
 
     def _compare_database(self, sides: DatabasePair) -> None:
         placement = self._placement(sides, None, None)
@@ -308,7 +281,7 @@ class MetadataComparison:
                     yield pair
         elif source.location and target.location and not shared:
             delta = table_format(source) == DELTA and self._comparison.formats == SUPPORTED
-            size, named = _size(source.parameters), of_databases(placement)
+            size, named = recorded_size(source.parameters), of_databases(placement)
             pointer = iceberg_pointer(target) if self._comparison.formats == SUPPORTED else ""
             pair = FilePair(name, source.location, target.location, size, delta, named, pointer=pointer)
             yield from self._files(homes, pair)
@@ -364,7 +337,7 @@ class MetadataComparison:
             if alike is None or not alike.proves(partition, other):
                 self._compare_partition(name, source, target, partition, other, placement, homes)
             if partition.location and other.location:
-                size = _size(partition.parameters)
+                size = recorded_size(partition.parameters)
                 pair = FilePair(name, partition.location, other.location, size, homes=named)
                 yield from self._files(homes, pair)
         here, there = ({each.partition: each for each in side} for side in pages.statistics)
@@ -471,8 +444,3 @@ def _at(obj: V, location: str | None, *, anywhere: bool = False) -> V:
     if not anywhere and normal(storage.location) != normal(location):
         return obj
     return msgspec.structs.replace(obj, storage=msgspec.structs.replace(storage, location=location))
-
-
-def _size(parameters: Mapping[str, str]) -> int:
-    text = parameters.get("totalSize", "")
-    return int(text) if text.isdigit() else 0

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from cmroot.store.checksum import FLOW
 from replicator.captures.unlistable import server_objects
-from replicator.compare.both_sides import Comparison, Level
+from replicator.compare.both_sides import Comparison, Level, count_tables
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
-from replicator.compare.compare_metadata import MetadataComparison, count_tables
+from replicator.compare.compare_metadata import MetadataComparison
 from replicator.compare.differences import Difference, Differences, difference
 from replicator.core.connections import MetastoreConfig
 from replicator.core.engine import AutoEngine

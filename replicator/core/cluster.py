@@ -260,7 +260,9 @@ def _local_directories(value: Any, deep: int) -> Iterator[str]:
 # directory that `cmroot` searches.
 
 
-LIBRARIES = {name: name for name in ("fsspec", "hmsclient", "msgspec", "packaging", "tenacity", "thrift", "xxhash")}
+LIBRARIES = {
+    name: name for name in ("fastavro", "fsspec", "hmsclient", "msgspec", "packaging", "tenacity", "thrift", "xxhash")
+}
 """Modules that tasks import, and their distributions."""
 
 EXTRAS = {"adlfs": "adlfs", "gcsfs": "gcsfs", "hdfs_native": "hdfs-native", "s3fs": "s3fs"}

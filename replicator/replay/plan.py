@@ -106,8 +106,7 @@ class FileRules:
         return now, self.placement.inside(rule.db, rule.location, now)
 
     def object_at(self, position: int, db: str, table: str, partition: str) -> tuple[tuple[str, str], str] | None:
-        """Returns the object of an entry by its last names: (table of the target, partition); None if the entry is
-        void, or if its table does not remain."""
+        """Returns table and partition of an entry by their last names on the target; None if none remains."""
         found = self.rules_of(position, db, table, partition)
         if found is None or found[0].name is None:
             return None
@@ -427,8 +426,7 @@ class Plan:
 
     @property
     def changes_shown(self) -> bool:
-        """True if it changes data that is already visible to readers of the target. A file copied into a table's
-        directory is visible at once, so a load that cannot finish must not begin."""
+        """True if readers see what it copies at once, so that a load that cannot finish must not begin."""
         return bool(self.drops) or any(step.exists for step in self.tables)
 
     def file_rules(self) -> FileRules:

@@ -191,7 +191,7 @@ def damaged(path: Path) -> None:
     ("what", "harm", "says"),
     [
         ("*.metadata.json", damaged, "is no metadata of an Iceberg table"),
-        ("*-m0.avro", damaged, "has damaged blocks"),
+        ("*-m0.avro", damaged, "is not an Avro file that can be read"),
         ("*.metadata.json", Path.unlink, "was not found"),
     ],
 )

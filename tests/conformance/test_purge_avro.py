@@ -21,8 +21,9 @@ import pytest
 from record_files import random_type, random_value
 
 from cmroot.errors import FormatError
+from cmroot.store.blocks import Unsupported
 from replicator.lifecycle.purge.rewrite.avro import count_avro, rewrite_avro
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
+from replicator.lifecycle.purge.rewrite.formats import FileFormat
 
 REFUSED = (FormatError, Unsupported)
 GONE = pa.array([0, 7, 8, 500, *range(900, 960)], pa.int64())

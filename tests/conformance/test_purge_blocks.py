@@ -10,7 +10,7 @@ import pytest
 from record_files import vint as written
 
 from cmroot.errors import FormatError
-from replicator.lifecycle.purge.rewrite.blocks import avro_codec, hadoop_codec
+from cmroot.store.blocks import avro_codec, hadoop_codec
 from replicator.lifecycle.purge.rewrite.formats import parse_schema
 from replicator.lifecycle.purge.rewrite.sequence import as_vint, vint
 

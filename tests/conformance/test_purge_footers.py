@@ -17,9 +17,9 @@ import pytest
 from parquet_writers import ROWS, WRITERS, change_footer, columns, comparable, footer_of, of_duck
 from pyarrow import orc
 
+from cmroot.store.blocks import Unsupported
 from replicator.lifecycle.purge.rewrite import columnar, parquet_footer
 from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc, rewrite_parquet
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.parquet_footer import (
     BINARY,
     I32,

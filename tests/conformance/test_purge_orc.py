@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import orc
 
+from cmroot.store.blocks import Unsupported
 from replicator.lifecycle.purge.rewrite import orc_footer
 from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc
-from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark, Unsupported
+from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark
 from replicator.lifecycle.purge.rewrite.orc_footer import BYTES, VARINT, Message
 
 ROWS = 6_000

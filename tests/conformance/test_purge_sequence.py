@@ -18,7 +18,8 @@ from py4j.protocol import Py4JJavaError
 from record_files import SequenceFile, vint
 
 from cmroot.errors import FormatError
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
+from cmroot.store.blocks import Unsupported
+from replicator.lifecycle.purge.rewrite.formats import FileFormat
 from replicator.lifecycle.purge.rewrite.sequence import count_sequence, rewrite_sequence
 
 pytestmark = pytest.mark.removals

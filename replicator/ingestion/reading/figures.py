@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from cmroot.store.blocks import Unsupported
 from cmroot.store.place import join, located
 from replicator.core.engine import Engine
 from replicator.core.model import Value
 from replicator.errors import FormatError, SourceRefused, TypeRefused
 from replicator.ingestion.reading.source_errors import Control, Patience
 from replicator.ingestion.reading.source_table import HASHES, Snapshot, SourceColumn, SourceTable
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.orc_footer import (
     STATISTICS,
     TIMES,

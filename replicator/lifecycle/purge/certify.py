@@ -27,6 +27,7 @@ from cmroot.keep.content import content_name
 from cmroot.keep.versions import keeps_versions, why_versions_unseen
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
+from cmroot.store.blocks import Unsupported
 from cmroot.store.place import join, normal, resolved
 from replicator.core.audit import AuditLog, begin_audit
 from replicator.core.engine import AutoEngine
@@ -50,7 +51,6 @@ from replicator.lifecycle.purge.options import (
     RetainOptions,
     WhiteList,
 )
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.run import Derived, derived, described, materialized_at, unended
 from replicator.lifecycle.purge.searching import searched
 from replicator.lifecycle.purge.state import (

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cmroot.store.blocks import Unsupported
 from cmroot.store.place import join, located
 from replicator.core.engine import AutoEngine
 from replicator.core.grouping import batched
@@ -30,7 +31,7 @@ from replicator.lifecycle.purge.file_names import MARK_BYTES, IdTexts, NamedIds
 from replicator.lifecycle.purge.options import Onboarded, data_columns
 from replicator.lifecycle.purge.rewrite import parquet_footer
 from replicator.lifecycle.purge.rewrite.avro import read_schema
-from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, Unsupported, format_of, has_no_names
+from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, format_of, has_no_names
 from replicator.lifecycle.purge.rewrite.line_files import decompressed, lines_of
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from cmroot.keep.journal import files_at
 from cmroot.pins import iso
+from cmroot.store.blocks import Unsupported
 from cmroot.store.listing import FileState, hidden
 from cmroot.store.place import give_rights, join, located, name_of, normal, parent
 from replicator.core.audit import REMOVED, Removal, read_audit
@@ -27,7 +28,6 @@ from replicator.lifecycle.purge.ids import VIEW, Ids
 from replicator.lifecycle.purge.matching import form_of, form_of_ids
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap
 from replicator.lifecycle.purge.replacing import GONE, unlike
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, State, Unit, recorded_units, runs, runs_of
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_above, look_at, parts_of
 from replicator.lifecycle.removal.job import Removed, Remover

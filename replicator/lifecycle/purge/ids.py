@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import Error, FormatError
+from cmroot.store.blocks import Input, Unsupported
 from cmroot.store.place import Place, is_local, join, local_path, located
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Storage, Table
@@ -25,8 +26,6 @@ from replicator.core.text import SETTINGS, quoted_name, scalar_type
 from replicator.errors import Refused
 from replicator.lifecycle.purge.matching import NEAR, form_of, form_of_ids, is_matched
 from replicator.lifecycle.purge.options import Onboarded, data_columns
-from replicator.lifecycle.purge.rewrite.blocks import Input
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.sequence import read_header, read_int, read_text
 from replicator.lifecycle.purge.state import RunDirectory
 from replicator.lifecycle.purge.swapping import Staging

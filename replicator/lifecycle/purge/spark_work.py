@@ -20,6 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from cmroot.errors import Error
+from cmroot.store.blocks import Unsupported
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import give_rights, join, located, normal
 from replicator.core.engine import AutoEngine
@@ -30,7 +31,7 @@ from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.file_names import place_of
 from replicator.lifecycle.purge.ids import KEYS, compared, hadoop_place, lost_columns, reader_options, with_former
 from replicator.lifecycle.purge.options import Onboarded, data_columns, is_sparks
-from replicator.lifecycle.purge.rewrite.formats import Unsupported, check_by_spark
+from replicator.lifecycle.purge.rewrite.formats import check_by_spark
 from replicator.lifecycle.purge.searching import by_path, by_serde, settings
 from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
 from replicator.lifecycle.purge.table_files import is_data, look_at

@@ -1,7 +1,6 @@
 """Purging one table: search it, rewrite the files that contain ids, compare, swap, record. Has side effects.
 
-Batches of partitions pass through the states of `state`. A partition that changed concurrently is left unchanged and
-retried a few times, each time with a new search.
+Batches of partitions pass through the states of `state`. One that changed concurrently is searched again a few times.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cmroot.store.blocks import Unsupported
 from cmroot.store.place import Place, join, located
 from replicator.core.audit import Removal
 from replicator.core.grouping import batched
@@ -35,7 +35,7 @@ from replicator.lifecycle.purge.ids import Ids, LossyIds, Searched, near_misses,
 from replicator.lifecycle.purge.matching import is_matched
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap, PurgeOptions
 from replicator.lifecycle.purge.replacing import figured, lacking_of, replace_parts, swap_of
-from replicator.lifecycle.purge.rewrite.formats import Unsupported, format_of_files
+from replicator.lifecycle.purge.rewrite.formats import format_of_files
 from replicator.lifecycle.purge.searching import Search, searched
 from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit

@@ -3,7 +3,7 @@
 A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
 not), and copies its share. All entries of a path are in one bucket, so tasks do not communicate, and a list of files
 exists in a task's memory only.
-Delta logs (checkpoints, commits in order, the name of the last checkpoint) and the trees of Iceberg tables are published
+Delta logs (checkpoints, commits in order, the name of the last checkpoint) and trees of Iceberg tables are published
 after all data, so that readers find a complete version. Commits of other writers are not replaced without a request.
 """
 

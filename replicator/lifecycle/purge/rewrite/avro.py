@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Context
 from typing import Any, BinaryIO
@@ -16,19 +16,10 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from cmroot.errors import FormatError
-from replicator.lifecycle.purge.rewrite.blocks import Input, avro_codec
+from cmroot.store.blocks import AvroFile, Input, Unsupported, number
 from replicator.lifecycle.purge.rewrite.columnar import Counts, present
-from replicator.lifecycle.purge.rewrite.formats import (
-    AvroType,
-    FileFormat,
-    Names,
-    Unsupported,
-    find_field,
-    parse_schema,
-)
+from replicator.lifecycle.purge.rewrite.formats import AvroType, FileFormat, Names, find_field, parse_schema
 
-_MAGIC = b"Obj\x01"
-_SYNC = 16
 _WIDE = Context(prec=100)  # decimals have 76 digits at most
 
 Locate = Callable[[bytes, int], tuple[int, Any]]
@@ -42,7 +33,7 @@ def rewrite_avro(
 ) -> Counts:
     """Copies a file except the records whose field is one of `keys`; records without an id are retained. Files
     without the field are read by its former column."""
-    file = _Container(Input(source))
+    file = _File(Input(source))
     columns = [each.name for each in file.schema.fields]
     names = format_.spellings or tuple((part,) for part in present(columns, format_.field, format_.former))
     locate = compile_locate(file.schema, names, format_.type, keys.type)
@@ -57,60 +48,29 @@ def rewrite_avro(
             if left_out:
                 packed = file.codec.compress(kept)
             if left:
-                out.write(_long(left) + _long(len(packed)) + packed + file.sync)
+                out.write(file.block(left, packed))
     return rows, dropped
 
 
 def read_schema(source: BinaryIO) -> AvroType:
     """Returns the writer's schema of a file. Raises FormatError, Unsupported."""
-    return _Container(Input(source)).schema
+    return _File(Input(source)).schema
 
 
 def count_avro(source: BinaryIO) -> int:
     file = Input(source)
-    return sum(count for count, _ in _Container(file).blocks(read=False)) if file.left else 0
+    return sum(count for count, _ in _File(file).blocks(read=False)) if file.left else 0
 
 
-class _Container:
-    """An object container file: header (magic, metadata, sync marker), then blocks."""
+class _File(AvroFile):
+    """An Avro file with the writer's schema. Raises Unsupported for one that is not understood."""
 
     def __init__(self, file: Input) -> None:
-        self._file = file
-        if file.take(len(_MAGIC)) != _MAGIC:
-            raise FormatError("it is not an Avro file")
-        found = dict(self._metadata())
-        self.sync = file.take(_SYNC)
-        self.header = file.before()
-        self.codec = avro_codec(found.get("avro.codec", b"null").decode("utf-8", "replace"))
+        super().__init__(file)
         try:
-            self.schema = parse_schema(found.get("avro.schema", b""))
+            self.schema = parse_schema(self.properties.get("avro.schema", b""))
         except ValueError as error:
             raise Unsupported(f"its header cannot be parsed: {error}") from error
-
-    def _metadata(self) -> Iterator[tuple[str, bytes]]:
-        while count := self._number():
-            if count < 0:
-                self._number()  # size in bytes
-            for _ in range(abs(count)):
-                yield self._file.take(self._number()).decode("utf-8", "replace"), self._file.take(self._number())
-
-    def blocks(self, read: bool = True) -> Iterator[tuple[int, bytes]]:
-        """Yields (number of records, their compressed bytes). read: False omits the bytes."""
-        file = self._file
-        while file.left:
-            count, size = self._number(), self._number()
-            packed = file.take(size) if read else b""
-            if not read:
-                file.skip(size)
-            if file.take(_SYNC) != self.sync or count < 0:
-                raise FormatError(f"a block does not end at byte {file.at:,} as declared")
-            yield count, packed
-
-    def _number(self) -> int:
-        found = self._file.take(1)
-        while found[-1] > 127:
-            found += self._file.take(1)
-        return number(found, 0)[0]
 
 
 def _without(data: bytes, count: int, locate: Locate, wanted: Mapping[Any, int]) -> tuple[bytes, list[int]]:
@@ -139,34 +99,12 @@ def _without(data: bytes, count: int, locate: Locate, wanted: Mapping[Any, int])
 # Binary encoding
 
 
-def number(data: bytes, at: int) -> tuple[int, int]:
-    """Returns an int or long, and its end."""
-    found = shift = 0
-    while True:
-        byte = data[at]
-        found |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return (found >> 1) ^ -(found & 1), at
-        if shift > 63:
-            raise FormatError("a number has more than 64 bits")
-
-
 def _behind(data: bytes, at: int) -> int:
     """Returns the end of bytes or a string."""
     length, at = number(data, at)
     if length < 0:
         raise FormatError(f"a text has {length} bytes")
     return at + length
-
-
-def _long(value: int) -> bytes:
-    """value: not negative."""
-    value, found = value << 1, bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes((*found, value))
 
 
 def _damaged() -> None:

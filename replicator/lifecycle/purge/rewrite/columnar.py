@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cmroot.store.blocks import Unsupported
 from replicator.lifecycle.purge.rewrite import orc_footer, parquet_footer
-from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark, Unsupported
+from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark
 from replicator.lifecycle.purge.rewrite.orc_footer import GMT, TIMESTAMP, with_zone, zones_and_blooms
 from replicator.lifecycle.purge.rewrite.parquet_footer import Bare, Struct, elements, given
 

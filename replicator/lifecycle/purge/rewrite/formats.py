@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from cmroot.errors import UNREADABLE
+from cmroot.store.blocks import Unsupported
 from replicator.core.model import Storage, Table
 from replicator.lifecycle.purge.matching import spelled_in
 from replicator.lifecycle.purge.options import Onboarded, data_columns
@@ -188,10 +189,6 @@ class FileFormat(msgspec.Struct, frozen=True):
     def around(self) -> tuple[int, int]:
         """Returns the number of lines before and behind the rows of a file."""
         return (1, 0) if self.header else self.skipped
-
-
-class Unsupported(Exception):
-    """Raised for files that cannot be rewritten; the message is a sentence that explains why."""
 
 
 class OnlyBySpark(Unsupported):

@@ -19,8 +19,9 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import pyarrow as pa
 
+from cmroot.store.blocks import Unsupported
 from replicator.lifecycle.purge.rewrite.columnar import Counts
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
+from replicator.lifecycle.purge.rewrite.formats import FileFormat
 from replicator.lifecycle.purge.rewrite.text_values import NONE, Read, canonical, lazy, of_csv, of_json, unquoted
 
 # ---- ids of lines ----------------------------------------------------------------------------------------------------

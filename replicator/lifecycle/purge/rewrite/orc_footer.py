@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from replicator.lifecycle.purge.rewrite.blocks import unpack_lz4, unpack_snappy, unpack_zstd
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
+from cmroot.store.blocks import Unsupported, unpack_lz4, unpack_snappy, unpack_zstd
 
 Message = list[tuple[int, int, Any]]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
+from cmroot.store.blocks import Unsupported
 
 # ---- thrift compact --------------------------------------------------------------------------------------------------
 # Thrift's compact protocol, parsed into values and written back: the footers of Parquet files. Pure.

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import Error
+from cmroot.store.blocks import Unsupported
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, file_state
 from cmroot.store.local import staging_name
@@ -26,7 +27,7 @@ from cmroot.store.place import Place, give_rights, is_local, join, local_path, l
 from cmroot.store.spelling import naming, scheme
 from replicator.lifecycle.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.lifecycle.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported
+from replicator.lifecycle.purge.rewrite.formats import FileFormat, OnlyBySpark
 from replicator.lifecycle.purge.rewrite.line_files import count_lines, rewrite_lines
 from replicator.lifecycle.purge.rewrite.sequence import count_sequence, rewrite_sequence
 

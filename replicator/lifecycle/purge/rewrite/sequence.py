@@ -17,9 +17,9 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.errors import FormatError
-from replicator.lifecycle.purge.rewrite.blocks import Codec, Input, hadoop_codec
+from cmroot.store.blocks import Codec, Input, Unsupported, hadoop_codec
 from replicator.lifecycle.purge.rewrite.columnar import Counts
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
+from replicator.lifecycle.purge.rewrite.formats import FileFormat
 from replicator.lifecycle.purge.rewrite.line_files import row_keys
 
 _MAGIC = b"SEQ"

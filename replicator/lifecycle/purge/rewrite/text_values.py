@@ -16,7 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
+from cmroot.store.blocks import Unsupported
+from replicator.lifecycle.purge.rewrite.formats import FileFormat
 
 NONE = object()
 """Null, or text that is not a valid value: equals no key."""

@@ -11,20 +11,24 @@ import lzma
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from cmroot.errors import FormatError
-from replicator.lifecycle.purge.rewrite.formats import Unsupported
 
 MOST = (1 << 31) - 1
 """The maximum size of a block or record, in bytes: the limit of readers in Java."""
 PIECE = 1 << 22
 _FRAMED = 1 << 16  # bytes in a Hadoop frame: less than the buffer of any reader
+_AVRO_MAGIC, _AVRO_SYNC = b"Obj\x01", 16  # Avro Specification, Object Container Files
 _HADOOP = "org.apache.hadoop.io.compress."
+
+
+class Unsupported(Exception):
+    """Raised for files that cannot be rewritten; the message is a sentence that explains why."""
 
 
 class Input:
@@ -253,3 +257,70 @@ _OF_HADOOP = {
         Codec("Lz4Codec", _framed(_packed("lz4_raw")), _unframed(unpack_lz4)),
     )
 }
+
+
+# ---- Avro ------------------------------------------------------------------------------------------------------------
+
+
+class AvroFile:
+    """An object container file: header (magic, metadata, sync marker), then blocks. Raises FormatError for one that is
+    damaged, Unsupported for an unknown codec."""
+
+    def __init__(self, file: Input) -> None:
+        self._file = file
+        if file.take(len(_AVRO_MAGIC)) != _AVRO_MAGIC:
+            raise FormatError("it is not an Avro file")
+        self.properties = dict(self._metadata())
+        self.sync = file.take(_AVRO_SYNC)
+        self.header = file.before()
+        self.codec = avro_codec(self.properties.get("avro.codec", b"null").decode("utf-8", "replace"))
+
+    def _metadata(self) -> Iterator[tuple[str, bytes]]:
+        while count := self._number():
+            if count < 0:
+                self._number()  # size in bytes
+            for _ in range(abs(count)):
+                yield self._file.take(self._number()).decode("utf-8", "replace"), self._file.take(self._number())
+
+    def blocks(self, read: bool = True) -> Iterator[tuple[int, bytes]]:
+        """Yields (number of records, their compressed bytes). read: False omits the bytes."""
+        file = self._file
+        while file.left:
+            count, size = self._number(), self._number()
+            packed = file.take(size) if read else b""
+            if not read:
+                file.skip(size)
+            if file.take(_AVRO_SYNC) != self.sync or count < 0:
+                raise FormatError(f"a block does not end at byte {file.at:,} as declared")
+            yield count, packed
+
+    def _number(self) -> int:
+        found = self._file.take(1)
+        while found[-1] > 127:
+            found += self._file.take(1)
+        return number(found, 0)[0]
+
+    def block(self, count: int, packed: bytes) -> bytes:
+        """Returns a block of this file, with its sync marker."""
+        return _long(count) + _long(len(packed)) + packed + self.sync
+
+
+def number(data: bytes, at: int) -> tuple[int, int]:
+    """Returns an int or long, and its end."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        found |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return (found >> 1) ^ -(found & 1), at
+        if shift > 63:
+            raise FormatError("a number has more than 64 bits")
+
+
+def _long(found: int) -> bytes:
+    found, out = (found << 1) ^ (found >> 63), bytearray()
+    while found > 127:
+        out.append(found & 127 | 128)
+        found >>= 7
+    return bytes([*out, found])
