@@ -301,7 +301,10 @@ def _moved_parquet(path: str, data: bytes, move: Move) -> bytes:
     table = table.set_column(index, schema.field(index), now).replace_schema_metadata(schema.metadata)
     out = io.BytesIO()
     codec = file.metadata.row_group(0).column(0).compression if file.metadata.num_row_groups else "ZSTD"
-    pq.write_table(table, out, compression="NONE" if codec == "UNCOMPRESSED" else codec, store_schema=False)
+    compression = "NONE" if codec == "UNCOMPRESSED" else codec
+    with pq.ParquetWriter(out, table.schema, compression=compression, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(schema.metadata or {})
     return out.getvalue()
 
 
@@ -349,14 +352,7 @@ class _Avro:
             written = json.loads(self._file.properties["avro.schema"])
             self.fields: list[dict[str, Any]] = written.get("fields") or []
             self._schema = fastavro.parse_schema(_bare(written))
-        except (
-            FormatError,
-            Unsupported,
-            ValueError,
-            LookupError,
-            AttributeError,
-            fastavro.schema.SchemaParseException,
-        ) as error:
+        except (FormatError, Unsupported, ValueError, LookupError, AttributeError, SchemaParseException) as error:
             raise self._damaged(error) from error
 
     @property

@@ -17,12 +17,15 @@ from iceberg_tables import (
     catalog,
     delete_rows,
     expire,
+    is_same,
     make,
     naming_source,
     replica,
+    replicated,
     rows,
     shown,
     states,
+    verified,
     without_source,
 )
 from lab import Lab
@@ -31,24 +34,6 @@ from pyiceberg.types import StringType
 from replicator.core.not_replicated import POINTER
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
-
-
-def replicated(lab: Lab, *more: str) -> None:
-    """Dumps everything, or the changes since the last dump, and loads it."""
-    before = lab.last if lab.dumps else None
-    for answer in (lab.dump(*more, since=before), lab.load()):
-        assert answer.code == 0, answer
-
-
-def verified(lab: Lab, *more: str) -> Answer:
-    sides = ["--source", lab.source_uri, "--target", lab.target_uri, "--db", lab.name]
-    return command("verify", *sides, "--engine", "local", *more)
-
-
-def is_same(lab: Lab) -> None:
-    found = verified(lab)
-    assert (found.code, found.output["status"]) == (0, "same"), found
-    assert naming_source(lab) == []
 
 
 def named(answer: Answer) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from command_line import Answer, command
 from lab import Lab
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.catalog.hive import HiveCatalog
@@ -70,6 +71,24 @@ def states(table: Table) -> dict[int, list[int]]:
 
 def replica(lab: Lab, name: str = "t", db: str | None = None) -> Table:
     return catalog(lab.target_uri).load_table(f"{lab.replica(db).name if db else lab.name}.{name}")
+
+
+def replicated(lab: Lab, *more: str) -> None:
+    """Dumps everything, or the changes since the last dump, and loads it."""
+    before = lab.last if lab.dumps else None
+    for answer in (lab.dump(*more, since=before), lab.load()):
+        assert answer.code == 0, answer
+
+
+def verified(lab: Lab, *more: str) -> Answer:
+    sides = ["--source", lab.source_uri, "--target", lab.target_uri, "--db", lab.name]
+    return command("verify", *sides, "--engine", "local", *more)
+
+
+def is_same(lab: Lab) -> None:
+    found = verified(lab)
+    assert (found.code, found.output["status"]) == (0, "same"), found
+    assert naming_source(lab) == []
 
 
 def delete_rows(table: Table, file: str, positions: Sequence[int]) -> Table:

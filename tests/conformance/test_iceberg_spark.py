@@ -1,0 +1,94 @@
+"""Replicas of Iceberg tables, read by Iceberg itself while the source is away: each snapshot, the files that it names,
+and writers of the replica, which must not reach the source."""
+
+from __future__ import annotations
+
+from iceberg_spark import IcebergSpark
+from iceberg_tables import is_same, naming_source, replicated, without_source
+from lab import Lab
+
+DAY, TIME = "date '2026-01-0{}'", "timestamp '2026-01-01 00:00:00'"
+VERSIONS = (1, 2, 3)
+
+
+def insert(table: str, first: int, day: int) -> str:
+    values = f"id + {first}, concat('n', id), {DAY.format(day)}, cast(id as decimal(10, 2)), {TIME}"
+    return f"insert into {table} select {values} from range(6)"
+
+
+def write(source: IcebergSpark, lab: Lab, version: int) -> str:
+    """A table of a version of the specification with all that it has: deletes by row, branches, tags, statistics."""
+    table = f"c.{lab.name}.v{version}"
+    properties = {"format-version": version, "commit.manifest.min-count-to-merge": 3}
+    if version > 1:
+        properties |= {"write.delete.mode": "merge-on-read", "write.update.mode": "merge-on-read"}  # type: ignore[dict-item]
+    text = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+    columns = "id bigint, name string, d date, m decimal(10, 2), at timestamp"
+    source(
+        f"create table {table} ({columns}) using iceberg partitioned by (d, bucket(2, id))"
+        f" location 'file://{lab.source.home}/v{version}' tblproperties ({text})"
+    )
+    for number in range(4):
+        source(insert(table, 10 * number, number + 1))
+    if version > 1:
+        source(f"delete from {table} where id in (1, 12)")
+        source(f"update {table} set name = 'x' where id = 23")
+        source(f"alter table {table} create tag kept")
+        source(f"alter table {table} create branch other")
+        source(insert(f"{table}.branch_other", 900, 1))
+    source(f"call c.system.compute_table_stats(table => '{lab.name}.v{version}')")
+    return table
+
+
+def shown(spark: IcebergSpark, table: str) -> dict[str, list[list[str]]]:
+    """The rows of each snapshot, branch and tag, and the numbers of files."""
+    snapshots = [row[0] for row in spark(f"select snapshot_id from {table}.snapshots order by committed_at")]
+    found = {each: spark(f"select * from {table} version as of {each} order by id") for each in snapshots}
+    refs = [row[0] for row in spark(f"select name from {table}.refs order by name")]
+    found |= {each: spark(f"select * from {table} version as of '{each}' order by id") for each in refs}
+    files = [f"select count(*) from {table}.{each}" for each in ("all_data_files", "all_delete_files", "all_manifests")]
+    return found | {"files": [row for each in files for row in spark(each)]}
+
+
+def compare(source: IcebergSpark, target: IcebergSpark, lab: Lab, tables: list[str]) -> None:
+    wanted = {table: shown(source, table) for table in tables}
+    with without_source(lab):
+        assert {table: shown(target, table) for table in tables} == wanted
+        for table in tables:
+            files = target(f"select file_path from {table}.all_files union select path from {table}.all_manifests")
+            assert files and all(f"{lab.target.home}/" in row[0] for row in files)
+    assert naming_source(lab) == []
+    is_same(lab)
+
+
+def test_each_snapshot_is_the_sources_and_a_replica_works_without_it(fixture: Lab) -> None:
+    with (
+        IcebergSpark(fixture.source_uri, fixture.source.home.parent) as source,
+        IcebergSpark(fixture.target_uri, fixture.target.home.parent) as target,
+    ):
+        tables = [write(source, fixture, version) for version in VERSIONS]
+        replicated(fixture)
+        compare(source, target, fixture, tables)
+
+        for version, table in zip(VERSIONS, tables, strict=True):
+            if version > 1:
+                source(f"delete from {table} where id = 22")
+                source(f"call c.system.rewrite_data_files(table => '{fixture.name}.v{version}')")
+            source(f"call c.system.rewrite_manifests('{fixture.name}.v{version}')")
+            source(f"alter table {table} add column more string")
+            source(f"insert into {table} select 77, 'p', {DAY.format(9)}, 1.0, {TIME}, 'm'")
+        replicated(fixture)
+        compare(source, target, fixture, tables)
+
+        for version in VERSIONS:
+            older = "older_than => timestamp '2100-01-01 00:00:00', retain_last => 1"
+            source(f"call c.system.expire_snapshots(table => '{fixture.name}.v{version}', {older})")
+        replicated(fixture)
+        compare(source, target, fixture, tables)
+
+        counts = [source(f"select count(*) from {table}") for table in tables]
+        for version, table in zip(VERSIONS, tables, strict=True):
+            target(f"delete from {table} where id = 77")
+            target(f"call c.system.rewrite_data_files(table => '{fixture.name}.v{version}')")
+            target(f"drop table {table} purge")
+        assert [source(f"select count(*) from {table}") for table in tables] == counts

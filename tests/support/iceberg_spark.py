@@ -1,0 +1,99 @@
+"""Iceberg's own implementation, in a Spark of its own: `IcebergSpark(uri, warehouse)("select ...")` returns the rows.
+
+No build of Iceberg exists for the newest Spark: an environment with an older one is made once, in the cache. Run as a
+program it reads JSON strings (SQL) from standard input and answers each with one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SPARK = "pyspark==4.1.1"
+JAR = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+SHA256 = "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
+
+
+def environment() -> Path:
+    """The directory with the environment and the jar, made when it is missing."""
+    from replicator.metastore.embedded.distributions import Artifact, fetch
+    from replicator.metastore.java import cache_directory, find_java, locked
+
+    home = cache_directory(os.environ) / "iceberg"
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home):
+        fetch([Artifact(JAR, SHA256)], home, find_java(os.environ), os.environ, "this test needs it")
+        if not (home / "made").exists():
+            venv.create(home / "spark", with_pip=True, clear=True)
+            subprocess.run([home / "spark/bin/pip", "install", "--quiet", SPARK], check=True)
+            (home / "made").touch()
+    return home
+
+
+class IcebergSpark:
+    """Spark with Iceberg against one metastore, as the catalog `c`."""
+
+    def __init__(self, uri: str, warehouse: Path) -> None:
+        home = environment()
+        (jar,) = home.glob("*.jar")
+        own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SPARK_HOME")}
+        self._process = subprocess.Popen(
+            [home / "spark/bin/python", __file__, uri, f"file://{warehouse}", jar],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=own,
+        )
+
+    def __call__(self, statement: str) -> list[list[str]]:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(statement) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer = json.loads(line)
+                assert "rows" in answer, (statement, answer)
+                return answer["rows"]  # type: ignore[no-any-return]
+        raise AssertionError("Spark ended")
+
+    def __enter__(self) -> IcebergSpark:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(uri: str, warehouse: str, jar: str) -> None:
+    from pyspark.sql import SparkSession
+
+    settings: dict[str, Any] = {
+        "spark.jars": jar,
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.c": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.c.type": "hive",
+        "spark.sql.catalog.c.uri": uri,
+        "spark.sql.catalog.c.warehouse": warehouse,
+        "spark.sql.catalog.c.cache-enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.ui.enabled": "false",
+    }
+    spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+    for line in sys.stdin:
+        try:
+            rows = [[str(value) for value in row] for row in spark.sql(json.loads(line)).collect()]
+            print(json.dumps({"rows": rows}), flush=True)
+        except Exception as error:
+            print(json.dumps({"error": str(error)[:1000]}), flush=True)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
