@@ -180,6 +180,11 @@ class Inventory:
         for each in self._listed("1"):
             yield each, int(sums.get(each.id) or 0)
 
+    def size_of(self, db: str, name: str) -> int:
+        """Returns the bytes of a table's files."""
+        row = self._db.execute("SELECT sum(size) FROM files WHERE table_id = ?", (self._table_id(db, name),)).fetchone()
+        return int(row[0] or 0)
+
     def _listed(self, where: str, *about: object) -> Iterator[ListedTable]:
         rows = self._db.cursor().execute(
             "SELECT t.id, t.db, t.name, coalesce(f.format, 'plain') FROM tables t LEFT JOIN formats f"
@@ -200,8 +205,7 @@ class Inventory:
         return dict(rows.fetchall())
 
     def log_files(self, db: str, name: str, directory: str) -> list[tuple[str, KnownFile, str | None]]:
-        """Returns the files of a table's log, below a directory of it: (path in the table, known state, why it makes a
-        copy no copy; None if that was not yet examined)."""
+        """Returns the files in a directory of a table: (path, known state, its problem; None: not yet examined)."""
         rows = self._db.execute(
             "SELECT f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, l.problem"
             " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?"

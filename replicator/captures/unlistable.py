@@ -261,9 +261,9 @@ def left_out(
     return found
 
 
-def gaps(tables: dict[str, str]) -> list[NotReplicated]:
+def gaps(manifest: Manifest, tables: dict[str, str]) -> list[NotReplicated]:
     """Converts the result of `left_out` for reports."""
-    return [NotReplicated(name, reason) for name, reason in tables.items()]
+    return [NotReplicated(name, why, bytes=manifest.size_of(*name.split(".", 1))) for name, why in tables.items()]
 
 
 _NO_REPLICA: dict[ObjectKind, str] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,6 +18,7 @@ from replicator.commands.policies import history as run_history
 from replicator.commands.policies import lag as run_lag
 from replicator.commands.policies import status as run_status
 from replicator.commands.policies import wait as run_wait
+from replicator.core.not_replicated import NotReplicated, kind_of
 from replicator.core.text import bound_text, duration_text
 from replicator.errors import UsageError
 from replicator.policies.checks import NAGIOS, nagios_line
@@ -155,12 +157,24 @@ def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
             run.records,
             run.files,
             size_text(run.bytes),
-            run.error or "; ".join(run.warnings[:1]) or ("a clock was ahead" if run.future else ""),
+            run.error or "; ".join(_said(run)),
         )
         for run in runs
     ]
     head = ("started", "status", "kind", "to event", "of", "records", "files", "bytes", "message")
     return columns(head, rows, ("to event", "records", "files"))
+
+
+def _said(run: ShownRun) -> list[str]:
+    return [*_left_out(run.not_replicated), *run.warnings[:1]] or (["a clock was ahead"] if run.future else [])
+
+
+def _left_out(found: Sequence[NotReplicated]) -> list[str]:
+    """Returns the objects that a run did not replicate as a text, if there are any: by format, with their bytes."""
+    kinds = Counter(kind_of(each.reason) for each in found)
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    size = sum(each.bytes or 0 for each in found)
+    return [f"not replicated: {counts} ({size_text(size)})"] if found else []
 
 
 # ---- status ----------------------------------------------------------------------------------------------------------

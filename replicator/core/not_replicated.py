@@ -161,6 +161,7 @@ NO_POINTER = "an Iceberg table: the metastore does not have the location of its 
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 SAID: dict[Format, str] = {
     ICEBERG: "an Iceberg table",
+    "iceberg-view": "an Iceberg view",
     "delta": "a Delta table",
     "hudi": "a Hudi table",
     "paimon": "a Paimon table",
@@ -168,6 +169,11 @@ SAID: dict[Format, str] = {
     "symlink": "a table of symbolic links",
     "index": "the table of an index",
 }
+
+
+def kind_of(reason: str) -> str:
+    """Returns the format of the tables that are left out for a reason; "other" for any other reason."""
+    return next((format for format, said in SAID.items() if reason.startswith(said)), "other")
 
 
 def table_format(table: Table) -> Format:

@@ -411,11 +411,11 @@ class Plan:
     @property
     def not_replicated(self) -> list[NotReplicated]:
         """Objects that the target will not have as the source has them: as recorded in the dump, and those left out."""
-        metadata = self.metadata
-        said = [each for each in metadata.not_replicated if each.unknown or each.object not in metadata.formats]
+        metadata, formats = self.metadata, {} if self.as_they_are else self.metadata.formats
+        loaded = metadata.formats.keys() - formats.keys()
+        known = [each for each in metadata.not_replicated if each.unknown or each.object not in loaded]
         named = {".".join(each.lineage.now): each.reason for each in self.left_out if each.lineage.now}
-        formats = ({} if self.as_they_are else metadata.formats) | named
-        return merged(self.lacked, said, (NotReplicated(name, reason) for name, reason in formats.items()))
+        return merged(self.lacked, (NotReplicated(*each) for each in (formats | named).items()), known)
 
     @property
     def replaces_commits(self) -> bool:

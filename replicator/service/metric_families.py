@@ -7,7 +7,8 @@ Prometheus assigns to each target.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import get_args
 
@@ -21,6 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from replicator.core.not_replicated import NotReplicated, kind_of
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
 from replicator.ingestion.ingestion_request import Kind
@@ -124,6 +126,7 @@ def of_policies(
             tables.add_metric([policy, each.table], each.seconds)
     yield status
     yield tables
+    yield from _not_replicated({name: lag.not_replicated for name, lag in lags.items()})
     yield from _by_database({name: lag.databases for name, lag in lags.items()})
     both = {name: sum(map(two_primaries, lag.databases)) for name, lag in lags.items() if not lag.unreachable}
     yield _by_policy("replicator_two_primaries", "Databases that are primary on both sides.", both)
@@ -143,6 +146,22 @@ def of_policies(
     yield _by_policy("replicator_never_verified_tables", "Tables that were never compared.", never)
     differing = {name: each.open_count for name, each in of.items()}
     yield _by_policy("replicator_differences", "Tables that differed in their last comparison.", differing)
+
+
+def _not_replicated(found: Mapping[str, Sequence[NotReplicated]]) -> Iterator[Metric]:
+    labels, name = ["policy", "format"], "replicator_not_replicated"
+    objects = GaugeMetricFamily(f"{name}_objects", "Objects that replicas lack, by the tables' format.", labels=labels)
+    size = GaugeMetricFamily(f"{name}_bytes", "Bytes of these objects, as far as they are known.", labels=labels)
+    for policy, some in found.items():
+        count, known = Counter[str](), Counter[str]()
+        for each in some:
+            count[kind_of(each.reason)] += 1
+            known[kind_of(each.reason)] += each.bytes or 0
+        for kind in count or ["other"]:
+            objects.add_metric([policy, kind], count[kind])
+            size.add_metric([policy, kind], known[kind])
+    yield objects
+    yield size
 
 
 def _by_database(lags: Mapping[str, Iterable[DatabaseLag]]) -> Iterator[Metric]:

@@ -326,7 +326,9 @@ class Content:
         objects += remembered_grants(self._manifest, self._selection.databases)
         unread = unread_files(self._manifest).items()
         objects += [each for key, each in unread if key.partition("/")[0] in self._selection.databases]
-        lacking = merged(objects, self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
+        lacking = merged(
+            objects, self._unnamed(), reported, gaps(self._manifest, formats) if choice == SUPPORTED else ()
+        )
         for db in self._selection.databases:
             database = self._manifest.database(db)
             if database is not None and database.location:

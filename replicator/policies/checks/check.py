@@ -211,7 +211,8 @@ class _Check:
         said = policy_health.said_lacking(direction.pairs)
         left_out = {each.object for each in self.not_replicated}
         self.not_replicated = merged(said, self.not_replicated)
-        return policy_health.judge_lacking([each for each in said if each.object not in left_out])
+        rest = [each for each in said if each.object not in left_out]
+        return policy_health.judge_lacking(rest, len(left_out))
 
     def runs(self) -> None:
         """Checks the policy's memory, which remains on the target's side when roles are exchanged."""

@@ -395,11 +395,13 @@ def said_lacking(pairs: Iterable[Pair]) -> list[NotReplicated]:
     )
 
 
-def judge_lacking(said: Sequence[NotReplicated]) -> Finding:
-    """Evaluates missing objects. `said`: without tables in unsupported formats, which have a finding of their own."""
+def judge_lacking(said: Sequence[NotReplicated], left_out: int = 0) -> Finding:
+    """Evaluates missing objects. `said`: without tables in unsupported formats, which have a finding of their own;
+    `left_out`: their number."""
     figures = (Figure("lacking", len(said)),)
     if not said:
-        return Finding("not replicated", "ok", "all replicas are complete", figures=figures)
+        whole = f"all replicas are complete but for {count_text(left_out, 'table')} in other formats"
+        return Finding("not replicated", "ok", whole if left_out else "all replicas are complete", figures=figures)
     shown = "; ".join(map(str, said[:NAMED])) + (f" and {len(said) - NAMED} more" if len(said) > NAMED else "")
     hint = "make missing data available (or declare it empty: capture with --empty), fix names, then run again"
     return Finding("not replicated", "warning", f"as of the last load: {shown}", hint, figures)
