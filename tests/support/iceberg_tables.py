@@ -28,7 +28,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.table.update import snapshot
 from pyiceberg.typedef import Record
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -123,7 +123,7 @@ class _DeleteWriter(ManifestWriterV2):
         return {**super()._meta, "content": "deletes"}
 
 
-class _Deletes(_FastAppendFiles):
+class _Deletes(snapshot._FastAppendFiles):
     added: DataFile
 
     def _manifests(self) -> list[ManifestFile]:
@@ -142,11 +142,11 @@ class _Deletes(_FastAppendFiles):
 def reachable(table: Table) -> set[str]:
     """The files of a table's snapshots, and its metadata files, as local paths."""
     found = {table.metadata_location, *(each.metadata_file for each in table.metadata.metadata_log)}
-    for snapshot in table.metadata.snapshots:
-        found.add(snapshot.manifest_list)
-        for manifest in snapshot.manifests(table.io):
+    for each in table.metadata.snapshots:
+        found.add(each.manifest_list)
+        for manifest in each.manifests(table.io):
             found.add(manifest.manifest_path)
-            found |= {each.data_file.file_path for each in manifest.fetch_manifest_entry(table.io)}
+            found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
     return {urlsplit(each).path for each in found}
 
 
