@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
-from cmroot.store.blocks import AvroFile, Input, Unsupported
+from cmroot.store.blocks import MOST, AvroFile, Input, Unsupported
 
 DIRECTORY = "metadata"  # below a table's location: all files of a tree but data and delete files
 NEWEST = 3  # the newest version of the specification whose tables are translated
@@ -93,6 +93,8 @@ def problem_of(found: Reference) -> str:
         return "it is encrypted, and its keys are not replicated"
     if found.kind == "deletes" and found.format not in ("PARQUET", "AVRO"):
         return f"it has position deletes in {found.format or 'an unknown format'}, which are not translated"
+    if found.kind in ("deletes", "vectors") and not names_rows(found.path):
+        return "it has position deletes in a file whose name does not end like its format"
     return ""
 
 
@@ -130,7 +132,7 @@ def _metadata(path: str, data: bytes) -> dict[str, Any]:
         version = found["format-version"]
         if not isinstance(found["location"], str) or not isinstance(version, int):
             raise TypeError("no location or version")
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zlib.error) as error:
+    except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
         raise FormatError(f"{path} is no metadata of an Iceberg table: {error}", hint=_HINT) from error
     if version > NEWEST:
         raise FormatError(f"{path} is of version {version} of Iceberg's specification, newer than {NEWEST}", hint=_HINT)
@@ -138,7 +140,13 @@ def _metadata(path: str, data: bytes) -> dict[str, Any]:
 
 
 def _unpacked(data: bytes) -> bytes:
-    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    if data[:2] != b"\x1f\x8b":
+        return data
+    stream = zlib.decompressobj(31)
+    found = stream.decompress(data, MOST)
+    if not stream.eof:
+        raise ValueError("its compressed bytes are cut off, or too many")
+    return found
 
 
 # ---- translation -----------------------------------------------------------------------------------------------------
@@ -382,9 +390,12 @@ class _Avro:
                 if (block := next(blocks, None)) is None:
                     return
                 count, packed = block
-                stream = io.BytesIO(self._file.codec.decompress(packed))
+                data = self._file.codec.decompress(packed)
+                if count > len(data):
+                    raise ValueError(f"{count:,} records do not fit in {len(data):,} bytes")
+                stream = io.BytesIO(data)
                 found = [self._read(stream, self._schema, None) for _ in range(count)]
-            except (FormatError, EOFError, ValueError, LookupError, StopIteration, struct.error) as error:
+            except (FormatError, EOFError, ValueError, LookupError, RecursionError, struct.error) as error:
                 raise self._damaged(error) from error
             yield found
 

@@ -27,7 +27,7 @@ from replicator.core.model import Partition, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import FormatError
 from replicator.replay.apply.copying import at_most
-from replicator.replay.apply.iceberg_files import mover
+from replicator.replay.apply.iceberg_files import Mover
 from replicator.replay.apply.named_places import homes_of, limit_of, reason, translated
 from replicator.replay.apply.staging import empty_directories
 from replicator.replay.placement import is_published
@@ -242,8 +242,8 @@ def _compare_trees(
 ) -> None:
     """Compares the metadata files, lists and manifests that both sides have, then reads the tree of the target's
     pointer: every file that it names is the table's, and has the recorded size."""
-    pairs, own = [(pair.source, pair.target), *pair.homes], relative(pair.pointer, pair.target)
-    moves = mover(pairs), mover(pairs, former=True)
+    homes, own = homes_of([(pair.source, pair.target)]), relative(pair.pointer, pair.target)
+    moves = Mover(homes), Mover(homes, former=True)
 
     def size_of(place: str, recorded: int) -> int:
         found = target.get(relative(place, pair.target) or "")
@@ -294,7 +294,7 @@ def _is_translated(pair: FilePair, path: str) -> bool:
     if here is None or there is None:
         return False
     with suppress(FormatError):
-        moved = iceberg.moved_deletes(path, here, mover([(pair.source, pair.target), *pair.homes]))
+        moved = iceberg.moved_deletes(path, here, Mover(homes_of([(pair.source, pair.target)])))
         return moved != here and iceberg.same_deletes(moved, there)
     return False
 

@@ -36,6 +36,12 @@ from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
 
 
+def repaired(lab: Lab) -> Answer:
+    sides = ["--source", lab.source_uri, "--target", lab.target_uri, "--db", lab.name]
+    roots = ["--cmroot", str(lab.cmroot), "--target-cmroot", str(lab.target_cmroot)]
+    return command("repair", *sides, *roots, "--engine", "local")
+
+
 def named(answer: Answer) -> list[tuple[str, str]]:
     return [(each["object"].partition(".")[2], each["reason"]) for each in answer.output["not_replicated"]]
 
@@ -214,6 +220,9 @@ def test_commits_of_others_on_a_replica_are_not_replaced_without_a_request(fixtu
     loaded = fixture.load(None, "--overwrite")
     assert loaded.code == 0, loaded
     assert shown(replica(fixture)) == [1, 2]
+    assert verified(fixture).code == 4  # the other writer's files
+    assert repaired(fixture).code == 0
+    is_same(fixture)
 
 
 # ---- kills --------------------------------------------------------------------------------------------------------
@@ -267,6 +276,39 @@ def test_a_past_state_is_restored_from_what_the_source_has_removed(fixture: Lab)
     assert (shown(old), shown(table.refresh())) == ([1, 2, 4], [3])
 
 
+def test_a_live_table_is_forced_back_to_what_it_was(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    table = delete_rows(table, data_file(table), [])
+    table.append(rows(2))
+    assert fixture.capture().code == 0
+    event, wanted = fixture.source.metastore.current_event_id(), states(table)
+    table.overwrite(rows(3))
+    expire(table.refresh())
+    assert fixture.capture().code == 0
+    arguments = ["restore", "--cmroot", str(fixture.cmroot), "--db", fixture.name, "--to", str(event)]
+    restored = command(
+        *arguments, "--into", fixture.name, "--force", "--target", fixture.source_uri, "--engine", "local"
+    )
+    assert restored.code == 0, restored
+    assert states(table.refresh()) == wanted
+
+
+def test_a_renamed_table_goes_on_under_its_new_name(fixture: Lab) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    replicated(fixture)
+    own = catalog(fixture.source_uri).rename_table(f"{fixture.name}.t", f"{fixture.name}.u")
+    own.append(rows(2))
+    replicated(fixture)
+    assert fixture.target.metastore.table_names(fixture.name) == ["u"]
+    assert shown(replica(fixture, "u")) == [1, 2]
+    is_same(fixture)
+    catalog(fixture.source_uri).drop_table(f"{fixture.name}.u")
+    replicated(fixture)
+    assert fixture.target.metastore.table_names(fixture.name) == []
+
+
 def test_a_dump_with_data_is_all_that_a_replica_needs(fixture: Lab) -> None:
     table = make(fixture)
     table.append(rows(1, 2))
@@ -290,9 +332,7 @@ def test_a_changed_replica_is_found_and_repaired(fixture: Lab) -> None:
         good = Path(path).read_bytes()
         Path(path).write_bytes(good.replace(b"2", b"3", 1))
         assert verified(fixture).code == 4
-        sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
-        roots = ["--cmroot", str(fixture.cmroot), "--target-cmroot", str(fixture.target_cmroot)]
-        mended = command("repair", *sides, *roots, "--engine", "local")
+        mended = repaired(fixture)
         assert (mended.code, mended.output["status"]) == (0, "repaired"), mended
         assert Path(path).read_bytes() == good
     is_same(fixture)

@@ -9,8 +9,9 @@ the new metadata file.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +22,7 @@ from cmroot.store.checksum import checksum_stream
 from cmroot.store.place import located, normal, relative
 from replicator.errors import FormatError
 from replicator.replay.apply.copying import Placed, Placing, place_file
-from replicator.replay.apply.named_places import homes_of, moved, recorded_bytes
+from replicator.replay.apply.named_places import Homes, homes_of, moved, recorded_bytes
 from replicator.replay.apply.origins import Wanted, directory_of, origins
 from replicator.replay.plan import EntryKey, FileRules
 
@@ -50,32 +51,35 @@ def is_of_tree(target: str, trees: Mapping[str, EntryKey]) -> bool:
     return bool(directory) and iceberg.in_tree(target[len(directory) :])
 
 
-def mover(pairs: Iterable[tuple[str | None, str | None]], *, former: bool = False) -> iceberg.Move:
-    """Returns the translation of paths. pairs: the table's locations on the source and the target. Raises Outside for a
-    path that is in none of the source's. former: of a metadata file that is not the table's: such paths stay."""
-    homes = homes_of(pairs)
+@dataclass(frozen=True)
+class Mover:
+    """The translation of paths. homes: locations of the table on the source and the target. former: for a metadata file
+    that is not the table's: paths outside of these stay."""
 
-    def move(path: str) -> str:
-        now = moved(path, homes)
-        if now == path and not former and not any(_is_in(path, target) for _, target in homes):
+    homes: Homes
+    former: bool = False
+
+    def __call__(self, path: str) -> str:
+        """Raises Outside for a path that would not be in the target's location."""
+        now = moved(path, self.homes)
+        if not self.former and not any(relative(now, target) is not None for _, target in self.homes):  # also by `..`
             raise Outside(f"{path} is outside of its table's location", hint="see docs/formats.md, Iceberg")
         return now
 
-    return move
+    @property
+    def stays(self) -> bool:
+        """True if the target has the source's paths, so that files are copied as they are."""
+        return all(normal(source) == normal(target) for source, target in self.homes)
 
 
-def _is_in(path: str, location: str) -> bool:
-    return relative(path, location) is not None
-
-
-def mover_of(key: EntryKey, rules: FileRules, *, former: bool = False) -> iceberg.Move:
-    """Returns the translation of paths in the files of an entry's table. former: see `mover`."""
+def mover_of(key: EntryKey, rules: FileRules, *, former: bool = False) -> Mover:
+    """Returns the translation of paths in the files of an entry's table."""
     found = rules.rules_of(*key[:4])
     own = found[0].location if found else None
     pairs = [rules.places(*key) or (None, None)]
     if found and own:
         pairs.append((own, rules.placement.inside(found[0].db, own, own)))
-    return mover(pairs, former=former)
+    return Mover(homes_of(pairs), former)
 
 
 # ---- delete files ----------------------------------------------------------------------------------------------------
@@ -92,7 +96,8 @@ def translated_deletes(file: Wanted, trees: Mapping[str, EntryKey], rules: FileR
     data = recorded_bytes(file, file.checksum, file.size, how)
     if data is None:
         return file
-    return with_content(file, iceberg.moved_deletes(file.source, data, mover_of(trees[directory], rules)))
+    move = mover_of(trees[directory], rules)
+    return file if move.stays else with_content(file, iceberg.moved_deletes(file.source, data, move))
 
 
 def _names_rows(file: Wanted, checksum: str, size: int, how: Placing) -> bool:
@@ -147,7 +152,7 @@ def _looks_like_list(file: Wanted) -> bool:
 class _Tree:
     """The files of one table's tree on the target. directory: of the table, ending with a slash."""
 
-    def __init__(self, directory: str, move: iceberg.Move, how: Placing, note: Noted) -> None:
+    def __init__(self, directory: str, move: Mover, how: Placing, note: Noted) -> None:
         self._directory, self._move, self._how, self._note = directory, move, how, note
         self._sizes: dict[str, int] = {}
 
@@ -161,11 +166,12 @@ class _Tree:
             return True
         path = file.target[len(self._directory) :]
         try:
-            content = iceberg.translated(path, data, self._move, self._size_or_recorded if as_recorded else self._size)
+            size_of = self._size_or_recorded if as_recorded else self._size
+            content = data if self._move.stays else iceberg.translated(path, data, self._move, size_of)
         except FileNotFoundError:
             return False
         wanted = with_content(file, content)
-        same = _read(file.target) if wanted.checksum != file.checksum else None
+        same = _read(file.target) if content is not data else None
         if same is not None and iceberg.equal(path, same, content):
             self._note(wanted, Placed("present", len(same)))
         else:
