@@ -15,6 +15,7 @@ from command_line import Answer, command
 from faults import Fault, run_with
 from iceberg_tables import (
     catalog,
+    data_file,
     delete_rows,
     expire,
     is_same,
@@ -44,10 +45,6 @@ def repaired(lab: Lab) -> Answer:
 
 def named(answer: Answer) -> list[tuple[str, str]]:
     return [(each["object"].partition(".")[2], each["reason"]) for each in answer.output["not_replicated"]]
-
-
-def data_file(table: object) -> str:
-    return str(table.inspect.data_files()["file_path"][0].as_py())  # type: ignore[attr-defined]
 
 
 # ---- states -------------------------------------------------------------------------------------------------------

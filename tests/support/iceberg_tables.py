@@ -40,8 +40,8 @@ DELETES = pa.schema(
 )
 
 
-def catalog(uri: str) -> HiveCatalog:
-    return HiveCatalog("tests", uri=uri, **{"hive.hive2-compatible": "true"})
+def catalog(uri: str, **more: str) -> HiveCatalog:
+    return HiveCatalog("tests", uri=uri, **{"hive.hive2-compatible": "true", **more})
 
 
 def make(lab: Lab, name: str = "t", db: str | None = None, **properties: str) -> Table:
@@ -89,6 +89,11 @@ def is_same(lab: Lab) -> None:
     found = verified(lab)
     assert (found.code, found.output["status"]) == (0, "same"), found
     assert naming_source(lab) == []
+
+
+def data_file(table: Table) -> str:
+    """One of a table's data files."""
+    return str(table.inspect.data_files()["file_path"][0].as_py())
 
 
 def delete_rows(table: Table, file: str, positions: Sequence[int]) -> Table:

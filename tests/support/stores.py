@@ -204,7 +204,7 @@ def local_root(tmp_path: Path) -> str:
 
 
 S3A_BUCKETS = [
-    f"s3a://{name}" for name in ("noticed", "noticed-target", "life", "counted", "own-moto", "own-versitygw")
+    f"s3a://{name}" for name in ("noticed", "noticed-target", "life", "counted", "own-moto", "own-versitygw", "iceberg")
 ]
 """Buckets of the metastores of `on_s3a`."""
 
