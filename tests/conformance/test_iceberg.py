@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -30,11 +32,15 @@ from iceberg_tables import (
     without_source,
 )
 from lab import Lab
+from pyiceberg.table import StaticTable
 from pyiceberg.types import StringType
 
 from replicator.core.not_replicated import POINTER
+from replicator.errors import MetastoreError
+from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
+from replicator.replay.apply.commit import MODIFIED, Commit
 
 
 def repaired(lab: Lab) -> Answer:
@@ -220,6 +226,46 @@ def test_commits_of_others_on_a_replica_are_not_replaced_without_a_request(fixtu
     assert verified(fixture).code == 4  # the other writer's files
     assert repaired(fixture).code == 0
     is_same(fixture)
+
+
+@pytest.mark.parametrize("version", ["3.1", "4.2"])
+def test_newer_servers_replicate_and_switch_a_pointer(
+    source_metastore: Running, hives: Callable[..., Running], tmp_path: Path, version: str
+) -> None:
+    """3.1 does not know the condition of a switch; 4.2 refuses another pointer than the expected one."""
+    lab = Lab(source_metastore, hives(version), tmp_path)
+    lab.source.create()
+    table = make(lab)
+    table.append(rows(1))
+    replicated(lab)
+    table.append(rows(2))
+    replicated(lab)
+    there = lab.target.metastore.table(lab.name, "t")
+    assert shown(StaticTable.from_metadata(there.parameters[POINTER])) == [1, 2]
+    is_same(lab)
+    refuses = pytest.raises(MetastoreError, match=MODIFIED) if version == "4.2" else nullcontext()
+    with refuses:
+        lab.target.metastore.alter_table(lab.name, "t", there, "file:/another.metadata.json")
+
+
+def test_a_commit_between_the_last_look_and_the_switch_is_refused(
+    fixture: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    replicated(fixture)
+    table.append(rows(2))
+    assert fixture.dump(since=fixture.last).code == 0
+    switch = Commit._switch
+
+    def late(*arguments: Any) -> None:
+        replica(fixture).append(rows(100))
+        switch(*arguments)
+
+    monkeypatch.setattr(Commit, "_switch", late)
+    refused = fixture.load()
+    assert (refused.code, refused.output["error"]) == (6, "Refused"), refused
+    assert shown(replica(fixture)) == [1, 100]
 
 
 # ---- kills --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from pyiceberg.table.puffin import PuffinFile
 
 from cmroot.errors import FormatError
 from cmroot.store import iceberg
+from replicator.replay.apply.iceberg_files import Mover, Outside
+from replicator.replay.apply.named_places import homes_of
 
 LIST = {
     "type": "record",
@@ -205,6 +207,12 @@ def test_deletion_vectors_name_data_files_of_the_target() -> None:
     (found,) = read(iceberg.translated("metadata/m.avro", avro(MANIFEST, [record]), move, lambda place, recorded: 77))
     assert found["data_file"]["referenced_data_file"] == move("file:/a/t/data/1.parquet")
     assert (found["data_file"]["file_size_in_bytes"], found["data_file"]["split_offsets"]) == (77, [4, 1 << 40])
+
+
+@pytest.mark.parametrize("path", ["file:/a/t/../u/x", "file:/a/t2/x", "s3a://b/x", "x", "file:/a/t/data/../../../x"])
+def test_a_path_that_leads_out_of_the_table_is_refused(path: str) -> None:
+    with pytest.raises(Outside, match="outside"):
+        Mover(homes_of([("file:/a/t", "file:/b/t")]))(path)
 
 
 # ---- what is not translated ---------------------------------------------------------------------------------------
