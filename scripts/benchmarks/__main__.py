@@ -31,6 +31,7 @@ from benchmarks import (
     scanning,
     serving,
     switching,
+    translating,
 )
 from benchmarks.measure import machine, record
 from replicator.cli.main import collect_rarely
@@ -52,6 +53,7 @@ BENCHMARKS = {
     "switch": switching.run,
     "housekeeping": housekeeping.run,
     "purge": purging.run,
+    "iceberg": translating.run,
     "tables": many_tables.run,
     "backlog": backlog.run,
     "serve": serving.run,
