@@ -407,3 +407,23 @@ def test_a_policy_turns_round_and_both_sides_write(pair: Lab, publish: str) -> N
     table.refresh().append(rows(5))
     assert pair.sync().status == "synced"
     assert shown(own.refresh()) == [1, 2, 3, 4, 5]
+
+
+def test_a_policy_brings_a_table_when_it_can_be_translated(pair: Lab) -> None:
+    """And names it until then, also in runs that find no change of it."""
+    table = make(pair, db="a", **{"write.data.path": f"file://{pair.here}/outside"})
+    make(pair, "other", db="a").append(rows(1))
+    table.append(rows(1, 2))
+    for _ in range(2):
+        run = pair.sync()
+        ((name, reason),) = [(each.object, each.reason) for each in run.not_replicated]
+        assert (run.status, name) == ("incomplete", f"{pair.name}_a.t") and "outside of its location" in reason
+        catalog(pair.source_uri).load_table(f"{pair.name}_a.other").append(rows(2))
+    with table.transaction() as transaction:
+        transaction.remove_properties("write.data.path")
+    table.refresh().overwrite(rows(3))
+    expire(table.refresh())
+    runs = [pair.sync() for _ in range(2)]
+    assert runs[-1].not_replicated == [] and runs[-1].status in ("synced", "nothing"), runs
+    assert shown(replica(pair, db="a")) == [3]
+    assert naming_source(pair, "a") == []
