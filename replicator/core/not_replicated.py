@@ -158,6 +158,7 @@ _REASONS: dict[Format, str] = {
 }
 NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
 NO_POINTER = "an Iceberg table: the metastore does not have the location of its metadata file"
+UNTRANSLATED = "an Iceberg table: its metadata names the source's files"  # of releases that translated none
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 SAID: dict[Format, str] = {
     ICEBERG: "an Iceberg table",

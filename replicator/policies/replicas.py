@@ -26,7 +26,7 @@ from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.compare.verify import touched_names
 from replicator.core.model import Database, Table
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, merged
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, UNTRANSLATED, NotReplicated, from_property, merged
 from replicator.core.policy import METADATA
 from replicator.core.roles import may_load_into
 from replicator.core.runtime import Runtime
@@ -356,7 +356,7 @@ def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[L
             steps.warnings.append(f"{pair.name}: retrying the objects that its replica lacks failed: {error}")
             continue
         tried = {f"{pair.name}.{name}" for name in names}
-        rest = (each for each in lacking if not (each.object in tried and each.reason.startswith(NOT_TAKEN)))
+        rest = (each for each in lacking if not (each.object in tried and each.reason.startswith(RETRIED)))
         lacking = merged(rest, loaded.not_replicated)
         count(loaded)
     return list(lacking)
@@ -386,9 +386,12 @@ def _still_refused(steps: Steps, pair: Pair) -> list[str]:
     return sorted(now & there)
 
 
+RETRIED = (NOT_TAKEN, UNTRANSLATED)  # begins of reasons
+
+
 def _refused(pair: Pair, said: str | None) -> set[str]:
     found = from_property(said, pair.name)
-    return {each.object.partition(".")[2] for each in found if each.reason.startswith(NOT_TAKEN)}
+    return {each.object.partition(".")[2] for each in found if each.reason.startswith(RETRIED)}
 
 
 def _load_again(steps: Steps, pair: Pair, names: Sequence[str]) -> Loaded:

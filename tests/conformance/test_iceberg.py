@@ -35,7 +35,8 @@ from lab import Lab
 from pyiceberg.table import StaticTable
 from pyiceberg.types import StringType
 
-from replicator.core.not_replicated import POINTER
+from replicator.captures import unlistable
+from replicator.core.not_replicated import ICEBERG, POINTER, UNTRANSLATED
 from replicator.errors import MetastoreError
 from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
@@ -427,3 +428,16 @@ def test_a_policy_brings_a_table_when_it_can_be_translated(pair: Lab) -> None:
     assert runs[-1].not_replicated == [] and runs[-1].status in ("synced", "nothing"), runs
     assert shown(replica(pair, db="a")) == [3]
     assert naming_source(pair, "a") == []
+
+
+def test_a_policy_brings_tables_that_an_earlier_release_left_out(pair: Lab) -> None:
+    """Though they have not changed since."""
+    make(pair, db="a").append(rows(1))
+    name, patch = f"{pair.name}_a.t", pytest.MonkeyPatch()
+    with patch.context() as earlier:
+        earlier.setitem(unlistable._LOGS, ICEBERG, lambda *about: iter([UNTRANSLATED]))
+        run = pair.sync()
+        assert [(each.object, each.reason) for each in run.not_replicated] == [(name, UNTRANSLATED)]
+    assert [each.object for each in pair.sync().not_replicated] == []
+    assert shown(replica(pair, db="a")) == [1]
+    assert pair.sync().status == "nothing"
