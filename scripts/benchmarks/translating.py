@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
 from benchmarks import ground
-from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
+from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from cmroot.store import iceberg
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.iceberg_files import Mover
@@ -47,7 +47,6 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         outcome.rows.append([name, s(own), s(theirs), ratio(own, theirs), wanted])
     commits = COMMITS[size]
     outcome.remarks.append(f"{commits:,} snapshots, {commits * FILES:,} files, {len(tree.files):,} files of the tree.")
-    outcome.remarks.append(f"{sum(map(median, took.values())):.0f} s in all for one round.")
     return outcome
 
 
