@@ -16,6 +16,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,6 +75,14 @@ def kind_of(path: str, data: bytes) -> Kind:
 def references(path: str, data: bytes) -> Iterator[Reference]:
     """Yields the files that a metadata file, list or manifest names: of a manifest, those of its live entries. Raises
     FormatError if it cannot be read or is of a newer specification."""
+    with _understood(path):
+        for each in _references(path, data):
+            if not isinstance(each.path, str):
+                raise TypeError("a path is no text")
+            yield each
+
+
+def _references(path: str, data: bytes) -> Iterator[Reference]:
     if is_metadata(path):
         yield from _of_metadata(_metadata(path, data))
         return
@@ -85,6 +94,15 @@ def references(path: str, data: bytes) -> Iterator[Reference]:
             yield Reference("manifest", record["manifest_path"], record["manifest_length"], encrypted=encrypted)
         elif record["status"] != _DELETED:
             yield _of_entry(record["data_file"])
+
+
+@contextmanager
+def _understood(path: str) -> Iterator[None]:
+    """Raises FormatError for content that is well formed, but is not what the specification says."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, struct.error) as error:
+        raise FormatError(f"{path} is not as Iceberg's specification says: {error!r}", hint=_HINT) from error
 
 
 def problem_of(found: Reference) -> str:
@@ -121,8 +139,9 @@ def _of_entry(file: Mapping[str, Any]) -> Reference:
 def locations_of(path: str, data: bytes) -> list[str]:
     """Returns the locations to which a table's writers write, according to a metadata file."""
     found = _metadata(path, data)
-    properties = found.get("properties") or {}
-    return [found["location"], *(properties[key] for key in _OF_TABLES if key in properties)]
+    with _understood(path):
+        properties = found.get("properties") or {}
+        return [found["location"], *(str(properties[key]) for key in _OF_TABLES if key in properties)]
 
 
 def _metadata(path: str, data: bytes) -> dict[str, Any]:
@@ -166,11 +185,12 @@ def equal(path: str, one: bytes, other: bytes) -> bool:
 def translated(path: str, data: bytes, move: Move, size_of: SizeOf) -> bytes:
     """Returns a metadata file, list or manifest as it must be on the target. size_of: for manifests that a list names,
     and for delete files. Raises FormatError as `references` does; what `size_of` raises."""
-    if is_metadata(path):
-        return _moved_metadata(path, data, move)
-    file = _Avro(data, path)
-    fix = _moved_list if _avro_kind(file) == "list" else _moved_entry
-    return file.written(lambda record: fix(record, move, size_of))
+    with _understood(path):
+        if is_metadata(path):
+            return _moved_metadata(path, data, move)
+        file = _Avro(data, path)
+        fix = _moved_list if _avro_kind(file) == "list" else _moved_entry
+        return file.written(lambda record: fix(record, move, size_of))
 
 
 def _moved_metadata(path: str, data: bytes, move: Move) -> bytes:
@@ -252,13 +272,12 @@ def has_rows_of_others(path: str, head: bytes) -> bool:
 def moved_deletes(path: str, data: bytes, move: Move) -> bytes:
     """Returns a position-delete file or a file of deletion vectors for the target; any other file unchanged. Raises
     FormatError for one that cannot be read."""
-    if data[:4] == _PUFFIN == data[-4:]:
-        return _moved_vectors(path, data, move)
-    if data[:4] == b"PAR1" == data[-4:]:
-        return _moved_parquet(path, data, move)
-    if data[:4] == _AVRO:
-        return _moved_avro(path, data, move)
-    return data
+    with _understood(path):
+        if data[:4] == _PUFFIN == data[-4:]:
+            return _moved_vectors(path, data, move)
+        if data[:4] == b"PAR1" == data[-4:]:
+            return _moved_parquet(path, data, move)
+        return _moved_avro(path, data, move) if data[:4] == _AVRO else data
 
 
 def same_deletes(one: bytes, other: bytes) -> bool:

@@ -367,7 +367,9 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
         yield f"{said}its metadata file {pointer} is outside of its location"
         return
     files = {path: (file, known) for path, file, known in manifest.log_files(db, name, iceberg.DIRECTORY)}
-    if own not in files:
+    if not iceberg.in_tree(own):
+        yield f"{said}its metadata file {pointer} is not in the directory {iceberg.DIRECTORY} of its location"
+    elif own not in files:
         yield f"{said}its metadata file {pointer} was not found"
     for path, (file, known) in files.items():
         if path != own and (iceberg.is_metadata(path) or not iceberg.in_tree(path)):
@@ -385,8 +387,11 @@ def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
         for each in iceberg.references(path, data):
             if problem := iceberg.problem_of(each):
                 return f"{each.path}: {problem}"
-            if relative(each.path, location) is None:
+            own = relative(each.path, location)
+            if own is None:
                 return f"its file {each.path} is outside of its location"
+            if iceberg.in_tree(own) != (each.kind in ("list", "manifest")):  # only those there are translated so
+                return f"its file {each.path} is not where its kind is expected"
     except FormatError as error:
         return error.message
     return ""

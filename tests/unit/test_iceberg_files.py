@@ -236,6 +236,8 @@ def metadata(**more: Any) -> bytes:
             avro(LIST, [{"manifest_path": "x", "manifest_length": 1, "key_metadata": None}])[:-20],
             "can be read",
         ),
+        ("metadata/1.metadata.json", metadata(snapshots=5), "not as Iceberg's specification says"),
+        ("metadata/1.metadata.json", metadata(snapshots=[{"manifest-list": 5}]), "not as|no metadata"),
         ("metadata/1.avro", avro({"type": "record", "name": "r", "fields": []}, [{}]), "neither"),
     ],
 )

@@ -159,9 +159,8 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
     report, trees = CopyReport(), trees_of(homes, task.rules) if task.rules.has_trees else {}
     if task.purpose == REMOVE:
-        if trees:
-            removed = [each for each in removed if bool(tree_of(each, trees)) == task.late]
-        mine_removed = removed[task.share :: task.shares]
+        of_pass = (each for each in removed if bool(tree_of(each, trees)) == task.late) if trees else removed
+        mine_removed = list(of_pass)[task.share :: task.shares]
         for target in mine_removed:
             fence.check()
             report.files_removed += remove_file(target, task.roots, private=task.private)
@@ -180,12 +179,13 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     def work(files: Iterable[Wanted], how: Placing) -> CopyReport:
         done = CopyReport()
         for file in files:
+            naming = None
             if trees and task.purpose != PROBE and tree_of(file.target, trees):
-                file = translated_deletes(file, trees, task.rules, how)
+                file, naming = translated_deletes(file, trees, task.rules, how)
             elif task.purpose != PROBE and may_name_places(file.target):
                 file, naming = translated_file(file, homes, task.rules, how)
-                done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
-                done.naming_count += naming is not None
+            done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
+            done.naming_count += naming is not None
             if task.purpose == PROBE:
                 placed = probe_file(file, task.roots)
             elif trees and task.purpose == COMPARE and is_of_tree(file.target, trees) and located(file.target).exists():

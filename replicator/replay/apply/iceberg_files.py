@@ -22,10 +22,11 @@ from cmroot.store.checksum import checksum_stream
 from cmroot.store.place import located, normal, relative
 from replicator.errors import FormatError
 from replicator.replay.apply.copying import Placed, Placing, place_file
-from replicator.replay.apply.named_places import Homes, homes_of, moved, recorded_bytes
+from replicator.replay.apply.named_places import Homes, Naming, homes_of, moved, recorded_bytes
 from replicator.replay.apply.origins import Wanted, directory_of, origins
 from replicator.replay.plan import EntryKey, FileRules
 
+UNREADABLE = "in a file of deletes that cannot be read"  # in place of a location
 HEAD = 1 << 16  # bytes of an Avro file that contain its schema
 Noted = Callable[[Wanted, Placed], None]
 
@@ -85,19 +86,26 @@ def mover_of(key: EntryKey, rules: FileRules, *, former: bool = False) -> Mover:
 # ---- delete files ----------------------------------------------------------------------------------------------------
 
 
-def translated_deletes(file: Wanted, trees: Mapping[str, EntryKey], rules: FileRules, how: Placing) -> Wanted:
+def translated_deletes(
+    file: Wanted, trees: Mapping[str, EntryKey], rules: FileRules, how: Placing
+) -> tuple[Wanted, Naming | None]:
     """Returns a file of an Iceberg table as it must be on the target: one that names rows of data files is translated,
-    any other unchanged. One whose bytes are not available is unchanged: placing it reports why."""
+    any other unchanged; and a report of one that cannot be translated. One whose bytes are not available is unchanged:
+    placing it reports why."""
     directory = tree_of(file.target, trees)
     if not directory or file.checksum is None or not file.size or not iceberg.names_rows(file.target):
-        return file
+        return file, None
     if not _names_rows(file, file.checksum, file.size, how):
-        return file
-    data = recorded_bytes(file, file.checksum, file.size, how)
-    if data is None:
-        return file
-    move = mover_of(trees[directory], rules)
-    return file if move.stays else with_content(file, iceberg.moved_deletes(file.source, data, move))
+        return file, None
+    key = trees[directory]
+    data, move = recorded_bytes(file, file.checksum, file.size, how), mover_of(key, rules)
+    if data is None or move.stays:
+        return file, None
+    try:
+        return with_content(file, iceberg.moved_deletes(file.source, data, move)), None
+    except FormatError:
+        table, partition = rules.object_at(*key[:4]) or (key[1:3], key[3])
+        return file, Naming(table, partition, file.target[len(directory) :], UNREADABLE)
 
 
 def _names_rows(file: Wanted, checksum: str, size: int, how: Placing) -> bool:
