@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import fastavro
 import pytest
 from command_line import Answer, command
 from faults import Fault, run_with
@@ -204,6 +205,23 @@ def test_a_damaged_tree_is_named_and_its_replica_stays(
         ((name, reason),) = named(answer)
         assert (answer.code, name) == (3, "t") and says in reason, answer
     assert shown(replica(fixture)) == [1]
+
+
+def test_odd_files_of_a_table_are_named_and_stop_no_other_table(fixture: Lab) -> None:
+    """Well-formed Avro that is no manifest, and a file of deletes that cannot be read."""
+    make(fixture, "other").append(rows(1))
+    make(fixture).append(rows(1))
+    (fixture.source.home / "t/data/x.puffin").write_bytes(b"PFA1" + bytes(20) + b"PFA1")
+    assert fixture.dump().code == 0
+    loaded = fixture.load()
+    ((name, reason),) = named(loaded)
+    assert (loaded.code, name) == (3, "t") and "x.puffin" in reason
+    assert (shown(replica(fixture)), shown(replica(fixture, "other"))) == ([1], [1])
+    with (fixture.source.home / "t/metadata/x.avro").open("wb") as file:
+        schema = {"type": "record", "name": "r", "fields": [{"name": "data_file", "type": "string"}]}
+        fastavro.writer(file, schema, [{"data_file": "text"}])
+    dumped = fixture.dump(since=fixture.last)
+    assert dumped.code == 3 and any("specification" in reason for _, reason in named(dumped)), dumped
 
 
 # ---- writers of the target ----------------------------------------------------------------------------------------
