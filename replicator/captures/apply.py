@@ -58,7 +58,7 @@ def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]
 # ---- apply -----------------------------------------------------------------------------------------------------------
 
 
-_OF_TABLE = ("constraints", "parents", "grants", "named_files")
+_OF_TABLE = ("constraints", "parents", "grants", "named_files", "write_ids")
 _ROW = [name for name in FILES.names if name != "since"]
 
 
@@ -89,19 +89,11 @@ class Fold(Inventory):
                     self._db.execute(f"DELETE FROM {kind} WHERE {key} = ?", (db,))
             case kinds.CreateTable(table=table):
                 self._drop_table(table.db, table.name, at)
+                row = (table.db, table.name, table.location, msgspec.json.encode(table))
                 self._db.execute(
                     "INSERT INTO tables (db, name, location, body, since, named, touched, listed)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        table.db,
-                        table.name,
-                        table.location,
-                        msgspec.json.encode(table),
-                        at,
-                        at,
-                        at,
-                        not has_files(table),
-                    ),
+                    (*row, at, at, at, not has_files(table)),
                 )
                 self._note_format(table)
                 self._note_named(table, table, at)
@@ -128,6 +120,9 @@ class Fold(Inventory):
                 self._set_grants(change)
             case kinds.SetRoles(db=db, roles=roles):
                 self._db.execute("INSERT OR REPLACE INTO roles VALUES (?, ?)", (db, msgspec.json.encode(roles)))
+            case kinds.SetWriteIds():
+                about = (self._table_id(change.db, change.table), msgspec.json.encode(change))
+                self._db.execute("INSERT OR REPLACE INTO write_ids VALUES (?, ?)", about)
             case kinds.SetConstraints(db=db, table=table_name, constraints=constraints):
                 self._set_constraints(self._table_id(db, table_name), constraints)
             case kinds.SetStatistics(db=db, table=table_name, statistics=statistics):

@@ -21,6 +21,8 @@ from cmroot.log.captured import sweep_log
 from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
 from replicator.captures.contents import Contents, Keepers, list_named
+from replicator.captures.inventory import DataObject
+from replicator.captures.left_out import left_out
 from replicator.captures.manifest import (
     Manifest,
     children_now,
@@ -40,13 +42,13 @@ from replicator.captures.unlistable import (
     Key,
     Refusals,
     Sight,
-    left_out,
     parse_name,
     remember_objects,
     server_objects,
     unread_files,
 )
 from replicator.captures.walk import Measured, refresh_tables, walk_database
+from replicator.captures.write_ids import Transactions
 from replicator.core.audit import record_begun
 from replicator.core.config import nearest
 from replicator.core.logging import tell_event
@@ -181,6 +183,7 @@ class _Run:
             is_external=lambda db, name: (table := manifest.table(db, name)) is not None and table.kind == EXTERNAL,
         )
         self._contents = Contents(self._log, root.place, runtime, keepers)
+        self._transactions = Transactions(source, self._log)
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
@@ -245,6 +248,7 @@ class _Run:
         )
 
     def _fold_event(self, event: NotificationEvent) -> bool:
+        self._transactions.note(event)
         decoded = decode(event)
         concerned = False
         for change in changes_in_scope(decoded.change, self._manifest.scope()):
@@ -341,15 +345,30 @@ class _Run:
         all files that properties name are examined, not only those of changed tables."""
         for number in range(ROUNDS):
             self._refresh()
-            missing = self._contents.list_changed()
+            missing = self._list()
             list_named(self._log, self._root.place, everything=named and number == 0)
             if self.read() == 0 and not any((self._dirty, self._measured, self._constrained, self._rekeyed)):
                 break
         else:
             self._refresh()
-            missing = self._contents.list_changed()
+            missing = self._list()
             list_named(self._log, self._root.place, everything=False)
         self._sight = self._contents.found_missing(missing, empty, self._refusals.found())
+
+    def _list(self) -> list[tuple[DataObject, str]]:
+        """Lists the objects that may have changed. Returns those that cannot be read, with the reason."""
+        self._transactions.look()
+        for _ in range(ROUNDS):
+            missing = self._contents.list_changed(self._transactions.states)
+            if not (unclear := self._contents.unclear):
+                return missing
+            if self._transactions.passed(unclear):
+                self.read()  # what ended until the newer moment is named by events
+                self._refresh()
+                self._transactions.look(again=True)
+            else:
+                self._contents.judge_open()
+        return missing + [(obj, "it was compacted again and again while it was read") for obj in unclear]
 
     def _refresh(self) -> None:
         dirty: dict[str, list[str]] = {}
@@ -398,6 +417,7 @@ class _Run:
         remember_objects(self._manifest, objects)
         self.report.not_replicated += [*objects, *unread_files(self._manifest).values()]
         self._contents.remember_unnamed()
+        self._transactions.remember()
         self.report.unknown, self.report.unknown_kinds = self._unread.listed(), dict(self._unread.kinds)
         self._log.publish(self._contents.keepers.names, self._sight)
         self._intercepts.finish()

@@ -6,7 +6,7 @@ A task's work on its objects is in `object_listing`; the ways to retain bytes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -19,6 +19,7 @@ from cmroot.keep.keepers import CopyKeeper, Keeper, choose_keeper
 from cmroot.log.captured import FILES
 from cmroot.log.references import under_way
 from cmroot.log.segment import ADD, REMOVE
+from cmroot.store.acid import State
 from cmroot.store.listing import file_state, full_identity
 from cmroot.store.local import device
 from cmroot.store.place import is_local, join, located, normal, parent, split_authority
@@ -39,6 +40,7 @@ from replicator.captures.unlistable import (
     Key,
     Sight,
     Uncaptured,
+    beside_aborted,
     gathered,
     not_text,
     remember,
@@ -70,6 +72,9 @@ class Contents:
             (*each.object.split(".", 1), each.partition) for each in remembered(log.manifest)
         }  # objects that had such files
         self._list_batch = LIST_BATCH  # smaller if objects have many files
+        self._states: Mapping[tuple[str, str], State] = {}
+        self._open: dict[tuple[int, int], frozenset[str]] = {}
+        self.unclear: dict[DataObject, frozenset[str]] = {}
 
     # ---- files named by events --------------------------------------------------------------------------------------
 
@@ -94,11 +99,19 @@ class Contents:
         self._log.files(self._placed(fresh, [obj], [0] * fresh.num_rows))
         self._named.pop((obj.db, obj.table, obj.partition), None)
 
+    def judge_open(self) -> None:
+        """Notes the unclear directories: they are of writers that have not ended, and not listed in this capture."""
+        for obj, names in self.unclear.items():
+            key = (obj.table_id, obj.partition_id)
+            self._open[key] = self._open.get(key, frozenset()) | names
+
     # ---- files in directories ---------------------------------------------------------------------------------------
 
-    def list_changed(self) -> list[tuple[DataObject, str]]:
+    def list_changed(self, states: Mapping[tuple[str, str], State]) -> list[tuple[DataObject, str]]:
         """Lists every object whose files may have changed. Returns the objects whose directory cannot be read, with the
-        reason; they remain unlisted."""
+        reason; they remain unlisted, as do `unclear` ones: transactional ones whose write ids are too old. states:
+        write ids of transactional tables."""
+        self._states, self.unclear = states, {}
         count = self._log.manifest.unlisted_count()
         if not count:
             return []
@@ -112,12 +125,14 @@ class Contents:
                 for listed in engine.run(list_objects, self._list_tasks(missing)):
                     self._record_listing(listed)
                     missing += listed.missing
+                    self.unclear |= dict(listed.unclear)
                     advance(len(listed.objects))
                     if listed.postponed:
                         postponed = True
                         self._list_batch = max(1, len(listed.objects))
                         self._log.manifest.unlist([(each.table_id, each.partition_id) for each in listed.postponed])
         self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj, _ in missing])
+        self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj in self.unclear])
         self._named.clear()
         if missing:  # files that a gateway moved are not lost: either their event follows, or they are moved back
             taken |= under_way(self._root)
@@ -191,7 +206,16 @@ class Contents:
                 start = 0
                 while some := theirs[start : start + self._list_batch]:
                     start += len(some)
-                    yield ListTask(objects=some, known=self._known_files(some), keeper=keeper)
+                    yield ListTask(some, self._known_files(some), keeper, *self._of_transactions(some))
+
+    def _of_transactions(self, objects: Sequence[DataObject]) -> tuple[dict[int, State], dict[int, frozenset[str]]]:
+        """Returns, by index, the states of objects of transactional tables, and their directories of open writers."""
+        states, opened = dict[int, State](), dict[int, frozenset[str]]()
+        for index, obj in enumerate(objects):
+            if (state := self._states.get((obj.db, obj.table))) is not None and not obj.root:
+                states[index] = state
+                opened[index] = self._open.get((obj.table_id, obj.partition_id), frozenset())
+        return states, opened
 
     def _known_files(self, objects: Sequence[DataObject]) -> list[dict[str, KnownFile]]:
         return [self._log.manifest.files(obj.table_id, obj.partition_id) for obj in objects]
@@ -203,10 +227,10 @@ class Contents:
 
     def _record_listing(self, listed: Listed) -> None:
         for index, obj in enumerate(listed.objects):
-            names = listed.unnamed.get(index)
+            names, mixed = listed.unnamed.get(index), listed.mixed.get(index)
             key = (obj.db, obj.table, obj.partition)
-            if names or key in self._known_unnamed:
-                self._unnamed[key] = not_text(obj, names) if names else None
+            if names or mixed or key in self._known_unnamed:
+                self._unnamed[key] = not_text(obj, names) if names else beside_aborted(obj, mixed) if mixed else None
         self._log.manifest.set_directories(listed.objects, listed.directories)
         self._log.manifest.set_identities(listed.objects, listed.same)
         self._log.report.files += listed.files_hashed

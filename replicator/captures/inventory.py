@@ -30,6 +30,7 @@ from replicator.core.model import (
 )
 from replicator.core.not_replicated import Format
 from replicator.errors import sqlite_error
+from replicator.metastore.events.facts import SetWriteIds
 
 _PAGE = 10_000
 _T = TypeVar("_T")
@@ -219,11 +220,8 @@ class Inventory:
         self._db.execute("INSERT OR REPLACE INTO log_files VALUES (?, ?, ?)", (checksum, location, problem))
 
     def partition_count(self, db: str, name: str) -> int:
-        row = self._db.execute(
-            "SELECT count(*) FROM partitions WHERE table_id = (SELECT id FROM tables WHERE db = ? AND name = ?)",
-            (db, name),
-        ).fetchone()
-        return int(row[0])
+        query = "SELECT count(*) FROM partitions WHERE table_id = ?"
+        return int(self._db.execute(query, (self._table_id(db, name),)).fetchone()[0])
 
     def partition_names(self, db: str, name: str) -> Iterator[str]:
         for row in self._pages(
@@ -281,6 +279,10 @@ class Inventory:
         found = self._bodies(tuple[Constraint, ...], "constraints WHERE table_id = ?", self._table_id(db, name))
         return found[0] if found else ()
 
+    def write_ids(self, db: str, name: str) -> SetWriteIds | None:
+        """Returns the last record of a transactional table's write ids."""
+        return next(iter(self._bodies(SetWriteIds, "write_ids WHERE table_id = ?", self._table_id(db, name))), None)
+
     def grants(self, db: str, name: str = "") -> dict[str, tuple[Grant, ...]]:
         """Returns the grants of a table and its columns (""), and of its partitions; without a name, those of the
         database ("")."""
@@ -290,10 +292,8 @@ class Inventory:
 
     def granted_tables(self, db: str) -> set[str]:
         """Returns the tables of a database with grants."""
-        rows = self._db.execute(
-            "SELECT DISTINCT t.name FROM grants g JOIN tables t ON t.id = g.table_id WHERE t.db = ?", (db,)
-        )
-        return {name for (name,) in rows}
+        query = "SELECT DISTINCT t.name FROM grants g JOIN tables t ON t.id = g.table_id WHERE t.db = ?"
+        return {name for (name,) in self._db.execute(query, (db,))}
 
     def roles(self, db: str) -> tuple[RoleMembers, ...]:
         """Returns the roles to which objects of a database are granted."""

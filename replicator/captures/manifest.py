@@ -61,6 +61,7 @@ CREATE TABLE IF NOT EXISTS named_files (table_id INTEGER, place TEXT, path TEXT,
 CREATE TABLE IF NOT EXISTS recorded_files (db, path, location, size, mtime_ns, identity, checksum, kept, version, since,
   PRIMARY KEY (db, path));
 CREATE TABLE IF NOT EXISTS constraints (table_id INTEGER PRIMARY KEY, body BLOB);
+CREATE TABLE IF NOT EXISTS write_ids (table_id INTEGER PRIMARY KEY, body BLOB);
 CREATE TABLE IF NOT EXISTS parents (table_id INTEGER, db TEXT, name TEXT, PRIMARY KEY (db, name, table_id))
   WITHOUT ROWID;
 """
@@ -146,6 +147,12 @@ class Manifest(Inventory):
         partitions = [(partition_id,) for _, partition_id in marked if partition_id]
         self._db.executemany("UPDATE tables SET listed = 0 WHERE id = ?", tables)
         self._db.executemany("UPDATE partitions SET listed = 0 WHERE id = ?", partitions)
+
+    def unlist_table(self, db: str, name: str) -> None:
+        """Marks all objects of a table as to be listed again."""
+        about = (self._table_id(db, name),)
+        self._db.execute("UPDATE tables SET listed = 0 WHERE id = ?", about)
+        self._db.execute("UPDATE partitions SET listed = 0 WHERE table_id = ?", about)
 
     def unlisted(self, batch: int = 500) -> Iterator[list[DataObject]]:
         """Yields the objects to list, in batches; may include objects marked during the iteration."""

@@ -34,6 +34,7 @@ from cmroot.keep.hdfs_keepers import (
 from cmroot.keep.keepers import Keeper, Kept
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
+from cmroot.store.acid import State
 from cmroot.store.buckets import Listings
 from cmroot.store.listing import FileState, Listing, full_identity
 from cmroot.store.place import is_local, join, scheme
@@ -41,6 +42,7 @@ from cmroot.store.spelling import normal, split_authority, upwards
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Recording
+from replicator.captures.write_ids import files_of
 from replicator.core.grouping import batched
 
 ROWS = 10_000  # rows of one outcome at which a task postpones its other objects: limits the memory of the driver
@@ -50,11 +52,14 @@ STABLE_TRIES = 3  # listings of a directory that changes while its files are rea
 
 @dataclass(frozen=True)
 class ListTask:
-    """Objects to list, the known files of each, and the keeper of their bytes."""
+    """Objects to list, the known files of each, and the keeper of their bytes. Of transactional tables: `states`: the
+    write ids to list, by object; `open`: directories of writers that have not ended, by object."""
 
     objects: Sequence[DataObject]
     known: Sequence[Mapping[str, KnownFile]]
     keeper: Keeper
+    states: Mapping[int, State] = field(default_factory=dict)
+    open: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,7 +68,9 @@ class Listed:
     directories, the objects whose directory could not be read, with the reason ("": it need not exist), and the amount
     read. `postponed`: objects left out because the outcome became too large; another task must list them. `unnamed`:
     per object, its names that are not UTF-8. `same`: (object, path, identity) of files that were read although only
-    their identity had changed."""
+    their identity had changed. Of transactional tables: `unclear`: objects that are not listed, because their write ids
+    are too old for some directories; `mixed`: per object, the directories left out because their files have
+    committed rows and rows of aborted or open transactions."""
 
     objects: Sequence[DataObject]
     rows: pa.Table
@@ -75,6 +82,8 @@ class Listed:
     bytes_hashed: int = 0
     unnamed: dict[int, list[str]] = field(default_factory=dict)
     same: list[tuple[int, str, str]] = field(default_factory=list)
+    unclear: list[tuple[DataObject, frozenset[str]]] = field(default_factory=list)
+    mixed: dict[int, list[str]] = field(default_factory=dict)
 
 
 def list_objects(task: ListTask) -> Listed:
@@ -82,9 +91,7 @@ def list_objects(task: ListTask) -> Listed:
     rows = _Rows()
     roots = {index for index, obj in enumerate(task.objects) if obj.root}
     listings = Listings([obj.location for obj in task.objects], roots)
-    missing: list[tuple[DataObject, str]] = []
-    directories = []
-    unnamed: dict[int, list[str]] = {}
+    found = Listed([], FILES.empty_table(), rows.owner, same=rows.same)
     done = 0
     for index, (obj, known) in enumerate(zip(task.objects, task.known, strict=True)):
         if len(rows.owner) + len(rows.same) >= ROWS:
@@ -96,38 +103,38 @@ def list_objects(task: ListTask) -> Listed:
             except (ConnectionError, TimeoutError):
                 raise
             except (OSError, NotWritable) as error:  # of one location: the others continue
-                missing.append((obj, f"its directory cannot be listed: {error}"))
+                found.missing.append((obj, f"its directory cannot be listed: {error}"))
                 break
             if listing is None and not known and not is_local(obj.location):
                 break  # a store without directories returns nothing if nothing was written yet
             if listing is None and obj.root and not known:  # all of its partitions may be elsewhere
-                missing.append((obj, ""))
+                found.missing.append((obj, ""))
                 break
             if listing is None:
-                missing.append((obj, f"its directory {obj.location} does not exist"))
+                found.missing.append((obj, f"its directory {obj.location} does not exist"))
                 break
             if obj.partition and listing.is_one_file:  # no server creates such a partition, but one may become so
-                missing.append((obj, f"its location {obj.location} is a file, not a directory"))
+                found.missing.append((obj, f"its location {obj.location} is a file, not a directory"))
                 break
+            if (state := task.states.get(index)) is not None:
+                files, of_state = files_of(listing, obj.location, state)
+                if too_new := frozenset(of_state.unclear) - task.open.get(index, frozenset()):
+                    found.unclear.append((obj, too_new))
+                    break
+                if of_state.mixed:
+                    found.mixed[index] = sorted(of_state.mixed)
+                listing = Listing(files, listing.directories, listing.unnamed)
             if _record(rows, index, obj, listing, known, task.keeper, tolerant=last_try):
-                directories += [
+                found.directories += [
                     (index, each.relative, each.mtime_ns, each.listed_ns, each.identity) for each in listing.directories
                 ]
                 if listing.unnamed:
-                    unnamed[index] = listing.unnamed
+                    found.unnamed[index] = listing.unnamed
                 break
-    return Listed(
-        objects=task.objects[:done],
-        rows=rows.table(task.objects),
-        owners=rows.owner,
-        directories=directories,
-        missing=missing,
-        postponed=task.objects[done:],
-        files_hashed=rows.files_hashed,
-        bytes_hashed=rows.bytes_hashed,
-        unnamed=unnamed,
-        same=rows.same,
-    )
+    found.objects, found.postponed = task.objects[:done], task.objects[done:]
+    found.rows = rows.table(task.objects)
+    found.files_hashed, found.bytes_hashed = rows.files_hashed, rows.bytes_hashed
+    return found
 
 
 def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:

@@ -7,40 +7,20 @@ the log are retained, and each capture's marker names the object, until it is re
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from cmroot.errors import FormatError
-from cmroot.keep.content import locate
-from cmroot.keep.versions import open_version
 from cmroot.log.captured import Segment
-from cmroot.store import iceberg
-from cmroot.store.delta import LOG, names_outside
-from cmroot.store.place import Place, join, located, relative
 from cmroot.text import unsafe
-from replicator.captures.inventory import DataObject, KnownFile
+from replicator.captures.inventory import DataObject
 from replicator.captures.manifest import Manifest
 from replicator.core.model import Value
-from replicator.core.not_replicated import (
-    DELTA,
-    ICEBERG,
-    NO_POINTER,
-    OF_SERVERS,
-    OUTSIDE,
-    SAID,
-    UNLISTED,
-    Format,
-    NotReplicated,
-    iceberg_pointer,
-    reason_of,
-)
+from replicator.core.not_replicated import OF_SERVERS, UNLISTED, NotReplicated
 from replicator.core.roles import is_shadow
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader, ObjectKind, ServerObject
-from replicator.metastore.events.facts import Name
 
 UNSEEN, EMPTY = "unseen", "declared_empty"  # keys of a marker's `about`
 REFUSED = "the metastore does not give it"  # start of the reason for a refused table
@@ -173,6 +153,13 @@ def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
     return NotReplicated(f"{obj.db}.{obj.table}", f"it has {files} {what}: {some}", obj.partition)
 
 
+def beside_aborted(obj: DataObject, directories: Sequence[str]) -> NotReplicated:
+    """Reports an object whose directories have files with rows of both committed and aborted transactions."""
+    some = ", ".join(directories[:_SHOWN]) + (", ..." if len(directories) > _SHOWN else "")
+    reason = f"its rows in {some} share files with rows of aborted transactions, until it is compacted"
+    return NotReplicated(f"{obj.db}.{obj.table}", reason, obj.partition)
+
+
 def remembered(manifest: Manifest) -> list[NotReplicated]:
     """Returns the objects with invalid file names that were reported before and still exist."""
     found = msgspec.json.decode(manifest.recall(_KEY) or "[]", type=list[NotReplicated])
@@ -233,37 +220,12 @@ class Refusals:
         return [Uncaptured(*key, reason) for key, reason in (self._before | now).items()]
 
 
-# ---- left out --------------------------------------------------------------------------------------------------------
-# Objects that no load replicates: tables whose files alone are not a copy of the table, and data connectors.
-#
-# The manifest determines which tables; only for a Delta table the log must be read, each of its files once.
+# ---- objects that no load replicates ---------------------------------------------------------------------------------
 
 
 DEFAULT = "default"  # the database that every metastore has
 _GRANTS_KEY = "grants_left_out"
 _FORMAT_KEY = "connectors"  # state of a manifest
-
-
-def left_out(
-    manifest: Manifest, root: str, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
-) -> dict[str, str]:
-    """Returns the tables of some databases at the manifest's position that are not replicated: "db.table" -> the
-    reason. `root`: the `$cmroot` that retains the bytes of their logs; `holds`: selects tables (db, name)."""
-    found = {}
-    for db in databases:
-        for name, format in manifest.formats(db).items():
-            if holds((db, name)):
-                reason = reason_of(format)
-                if format in _LOGS:
-                    reason = next(_LOGS[format](manifest, root, db, name), "")
-                if reason:
-                    found[f"{db}.{name}"] = reason
-    return found
-
-
-def gaps(manifest: Manifest, tables: dict[str, str]) -> list[NotReplicated]:
-    """Converts the result of `left_out` for reports."""
-    return [NotReplicated(name, why, bytes=manifest.size_of(*name.split(".", 1))) for name, why in tables.items()]
 
 
 _NO_REPLICA: dict[ObjectKind, str] = {
@@ -337,101 +299,6 @@ def remembered_objects(
     if not {each.name for each in manifest.databases()}.issubset({DEFAULT, *databases}):
         found = [each for each in found if not each.object.startswith(OF_SERVERS)]
     return [each for each in found if _is_selected(each.object, selected)]
-
-
-def _delta_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
-    """Yields why a Delta table is left out, for each file of its log that names files outside of the table."""
-    for path, file, known in manifest.log_files(db, name, LOG):
-        if _problem(manifest, root, (db, name), path, file, known, _named_outside):
-            yield OUTSIDE
-
-
-def _named_outside(path: str, location: str, stream: BinaryIO) -> str:
-    try:
-        return OUTSIDE if names_outside(join(location, path), stream) else ""
-    except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):
-        return ""  # treated as an ordinary file
-
-
-def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
-    """Yields why an Iceberg table is left out: its metadata file, or a list or manifest, cannot be translated."""
-    table = manifest.table(db, name)
-    if table is None or table.location is None:
-        return
-    pointer, said = iceberg_pointer(table), f"{SAID[ICEBERG]}: "
-    if not pointer:
-        yield NO_POINTER
-        return
-    own = relative(pointer, table.location)
-    if not own:
-        yield f"{said}its metadata file {pointer} is outside of its location"
-        return
-    files = {path: (file, known) for path, file, known in manifest.log_files(db, name, iceberg.DIRECTORY)}
-    if not iceberg.in_tree(own):
-        yield f"{said}its metadata file {pointer} is not in the directory {iceberg.DIRECTORY} of its location"
-    elif own not in files:
-        yield f"{said}its metadata file {pointer} was not found"
-    for path, (file, known) in files.items():
-        if path != own and (iceberg.is_metadata(path) or not iceberg.in_tree(path)):
-            continue
-        if problem := _problem(manifest, root, (db, name), path, file, known, _not_translatable):
-            yield said + problem
-
-
-def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
-    try:
-        data = stream.read()
-        for place in iceberg.locations_of(path, data) if iceberg.is_metadata(path) else ():
-            if relative(place, location) is None:
-                return f"its writers write to {place}, which is outside of its location"
-        for each in iceberg.references(path, data):
-            if problem := iceberg.problem_of(each):
-                return f"{each.path}: {problem}"
-            own = relative(each.path, location)
-            if own is None:
-                return f"its file {each.path} is outside of its location"
-            if iceberg.in_tree(own) != (each.kind in ("list", "manifest")):  # only those there are translated so
-                return f"its file {each.path} is not where its kind is expected"
-    except FormatError as error:
-        return error.message
-    return ""
-
-
-_LOGS: dict[Format, Callable[[Manifest, str, str, str], Iterator[str]]] = {
-    DELTA: _delta_problems,
-    ICEBERG: _iceberg_problems,
-}
-
-
-def _problem(
-    manifest: Manifest,
-    root: str,
-    name: Name,
-    path: str,
-    file: KnownFile,
-    known: str | None,
-    examine: Callable[[str, str, BinaryIO], str],
-) -> str:
-    """Returns why a file of a log makes a copy of its table no copy; empty if it does not, or if its bytes are gone.
-    Each content is examined once at a location."""
-    location = (table.location if (table := manifest.table(*name)) else None) or ""
-    if known is not None or file.checksum is None:
-        return known or ""
-    for open_file in _openings(join(location, path), file, root):
-        with suppress(FileNotFoundError), open_file() as stream:
-            found = examine(path, location, stream)
-            manifest.remember_log_file(file.checksum, location, found)
-            return found
-    return ""
-
-
-def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], BinaryIO]]:
-    assert file.checksum is not None and file.size is not None
-    kept = locate(root, file.checksum, file.size)
-    yield lambda: Place(kept).open_read()
-    yield lambda: located(place).open_read()
-    if version := file.version:
-        yield lambda: open_version(place, version, file.size)
 
 
 _UNREAD_KEY = "unread_files"

@@ -10,10 +10,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from cmroot.store.acid import State
 from replicator.captures.unlistable import REFUSED
+from replicator.captures.write_ids import state_of
 from replicator.core.grouping import batched
-from replicator.core.model import Database, Partition, Statistics, Table, partition_name
-from replicator.core.not_replicated import SUPPORTED, FormatChoice
+from replicator.core.model import Database, Partition, Statistics, Table, WriteIds, partition_name
+from replicator.core.not_replicated import (
+    INSERT_ONLY,
+    NO_TRANSACTIONS,
+    NO_WRITE_IDS,
+    SUPPORTED,
+    FormatChoice,
+    is_transactional,
+)
 from replicator.core.policy import Principals
 from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound
@@ -21,6 +30,40 @@ from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
 from replicator.metastore.events.scope import Patterns, has_column_statistics, matches_name
 from replicator.metastore.grants import Granted
+from replicator.metastore.transactions import not_shown
+
+# ---- write ids -------------------------------------------------------------------------------------------------------
+# Write ids of transactional tables: which files of the source are compared, and which rows the target does not show.
+
+
+class WriteIdComparison:
+    """Write ids as of one moment of the source. `states`: by table, by the source's name."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+        self.states: dict[str, State] = {}
+
+    @cached_property
+    def unknown(self) -> str:
+        """The reason why transactional tables are not replicated; empty if they are."""
+        if not self._comparison.source.keeps_transactions():
+            return NO_WRITE_IDS
+        return "" if self._comparison.target.keeps_transactions() else NO_TRANSACTIONS
+
+    @cached_property
+    def _snapshot(self) -> str:
+        return self._comparison.source.snapshot()
+
+    def hidden(self, source: Table, target: Table) -> list[str]:
+        """Reads the ids of a table. Returns those that are committed at the source, and whose rows the target does not
+        show, as text: all or nothing."""
+        own, other = (source.db, source.name), (target.db, target.name)
+        ids = self._comparison.source.write_ids([own], self._snapshot).get(own, WriteIds(0))
+        self.states[".".join(own)] = state_of(ids, insert_only=is_transactional(source) == INSERT_ONLY)
+        there = self._comparison.target
+        lacking = not_shown(ids, there.write_ids([other], there.snapshot()).get(other, WriteIds(0)))
+        return [f"{', '.join(map(str, lacking[:5]))}: committed"] if lacking else []
+
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
 # Comparison: both sides, and the names, locations and patterns that map one to its replica.

@@ -10,18 +10,20 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import xxhash
 
 from cmroot.store import iceberg
+from cmroot.store.acid import State, replica_path
 from cmroot.store.buckets import Listings
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
 from cmroot.store.listing import FileState, Listing, list_tree, may_name_places
 from cmroot.store.place import join, located, parent, relative, scheme
+from replicator.captures.write_ids import files_of
 from replicator.compare.differences import Difference, Differences
 from replicator.core.model import Partition, Table
 from replicator.core.not_replicated import NotReplicated
@@ -49,7 +51,8 @@ class FilePair:
     far as the metastore knows. `delta`: a Delta table, whose log is read, too. `pointer`: the target's metadata file of
     an Iceberg table, whose tree is read. `homes`: further locations that its
     files may name, as for `homes_of`. `root`: the directory of a partitioned table, of which only files that no
-    partition has are compared."""
+    partition has are compared. Of a transactional table: `state`: the source's write ids, whose files are compared;
+    `renamed`: paths on the source that differ from those on the replica."""
 
     name: str
     source: str
@@ -59,6 +62,12 @@ class FilePair:
     homes: Sequence[tuple[str | None, str | None]] = ()
     root: bool = False
     pointer: str = ""
+    state: State | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def both(self, path: str) -> tuple[str, str]:
+        """Returns the places of a file on both sides, by its path on the replica."""
+        return join(self.source, self.renamed.get(path, path)), join(self.target, path)
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,11 @@ def compare_files(task: FileTask) -> FilesCompared:
 def _compare(
     pair: FilePair, here: Listing | None, there: Listing | None, task: FileTask, report: FilesCompared
 ) -> None:
+    if pair.state is not None and here is not None:
+        files = {replica_path(each.path_relative): each for each in files_of(here, pair.source, pair.state)[0]}
+        moved = {path: each.path_relative for path, each in files.items() if each.path_relative != path}
+        pair = replace(pair, renamed=moved)
+        here = Listing([msgspec.structs.replace(each, path_relative=path) for path, each in files.items()], [])
     source, target = _files(here), _files(there)
     indexes = [path for path in source if may_name_places(path) and _is_index(path, source, target)]
     if pair.pointer:
@@ -316,7 +330,7 @@ def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report:
             _compare_contents(pair, path, report)
         return
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="crc") as pool:
-        directories = list({parent(place) for path in paths for place in _both(pair, path)})
+        directories = list({parent(place) for path in paths for place in pair.both(path)})
         readable = dict(zip(directories, pool.map(_has_crcs, directories), strict=True))
         crcs_of = pool.map(lambda path: _crcs(pair, path, readable), paths)
         for path, crcs in zip(paths, crcs_of, strict=True):
@@ -325,10 +339,6 @@ def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report:
                 _compare_contents(pair, path, report)
             elif crcs[0] != crcs[1]:
                 _add(report, pair, "file content", path, *map(str, crcs))
-
-
-def _both(pair: FilePair, path: str) -> tuple[str, str]:
-    return join(pair.source, path), join(pair.target, path)
 
 
 def _has_crcs(directory: str) -> bool:
@@ -343,7 +353,7 @@ def _has_crcs(directory: str) -> bool:
 def _crcs(pair: FilePair, path: str, having: Mapping[str, bool]) -> tuple[Crc, Crc] | None:
     """Returns both sides' CRCs; None if they cannot be compared. having: True for directories with CRCs."""
     found = []
-    for place in _both(pair, path):
+    for place in pair.both(path):
         try:
             crc = composite_crc(place) if having[parent(place)] else None
         except OSError:  # reading the file reports the error
@@ -356,7 +366,7 @@ def _crcs(pair: FilePair, path: str, having: Mapping[str, bool]) -> tuple[Crc, C
 
 
 def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:
-    wanted, found = _checksum(join(pair.source, path)), _checksum(join(pair.target, path))
+    wanted, found = map(_checksum, pair.both(path))
     if wanted != found and not _is_translated(pair, path):
         kind = "file content" if wanted and found else "file missing" if wanted else "file extra"
         _add(report, pair, kind, path, wanted, found)

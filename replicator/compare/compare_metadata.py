@@ -7,13 +7,22 @@ the location that the target's own table has. Reads both sides in batches; files
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TypeVar
 
 import msgspec
 
 from cmroot.store.place import is_local, normal, relative
-from replicator.compare.both_sides import Comparison, DatabasePair, PartitionPages, TablePair, all_names, read_tables
+from replicator.compare.both_sides import (
+    Comparison,
+    DatabasePair,
+    PartitionPages,
+    TablePair,
+    WriteIdComparison,
+    all_names,
+    read_tables,
+)
 from replicator.compare.compare_files import (
     Alike,
     FilePair,
@@ -37,6 +46,7 @@ from replicator.core.not_replicated import (
     NotReplicated,
     from_property,
     iceberg_pointer,
+    is_transactional,
     table_format,
     why_not_replicated,
 )
@@ -45,8 +55,7 @@ from replicator.metastore.client import warehouse_of
 from replicator.metastore.concurrency import read_both
 from replicator.metastore.events.scope import comparable
 from replicator.replay.apply.named_places import of_databases
-from replicator.replay.placement import NamedPath, Placement, is_published, named_paths, with_seen
-from replicator.replay.plan import at_place
+from replicator.replay.placement import NamedPath, Placement, at_place, is_published, named_paths, with_seen
 from replicator.replay.replica import (
     LEFT_OUT,
     Mark,
@@ -137,6 +146,7 @@ class MetadataComparison:
         self.not_replicated: list[NotReplicated] = []
         self._named: set[str] = set()  # paths of the target that properties name and that were checked
         self.differences = Differences()
+        self._write_ids = WriteIdComparison(comparison)
 
     def database(self, name: str) -> Iterator[FilePair]:
         """Compares a database and all its contents."""
@@ -207,6 +217,8 @@ class MetadataComparison:
             return ""
         if reason := why_not_replicated(source) or ("" if target else self._refused(sides).get(source.name, "")):
             return reason
+        if is_transactional(source):
+            return self._write_ids.unknown
         if table_format(source) == ICEBERG:  # captures have read its tree
             left_out = self._refused(sides, SAID[ICEBERG]).get(source.name, "")
             return target.parameters.get(LEFT_OUT, "") if target else left_out
@@ -262,6 +274,9 @@ class MetadataComparison:
         own = (None, None) if shared else (source.location, target.location)
         placement = self._placement(sides, *own)
         homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
+        if is_transactional(source):
+            for each in self._write_ids.hidden(source, target):
+                self.differences.add(difference(name, "write ids", each, None))
         replica = with_seen(source, replica_table(source, placement, _NO_MARK, shared=shared), sides.source.location)
         replica, reasons = lacking(replica, target)
         self._lacks(name, reasons)
@@ -289,7 +304,7 @@ class MetadataComparison:
     def _files(self, homes: Homes, pair: FilePair) -> Iterator[FilePair]:
         """Yields the pair, or names its table if no capture reads the source's location."""
         if not is_local(pair.source) or not is_on_nodes(pair.source, homes.source_db, self._warehouse):
-            yield pair
+            yield replace(pair, state=self._write_ids.states.get(pair.name.partition("/")[0]))
             return
         table, _, partition = pair.name.partition("/")
         if not any(each.object == table and each.reason == ON_NODES for each in self.not_replicated):

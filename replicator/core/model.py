@@ -301,6 +301,15 @@ class RoleMembers(Value, frozen=True, omit_defaults=True):
     members: tuple[Member, ...] = ()
 
 
+class WriteIds(Value, frozen=True, omit_defaults=True):
+    """The write ids of a transactional table at one moment: every id up to `high` is committed, except those that are
+    open or aborted. The table's directories are named by them."""
+
+    high: int
+    open: tuple[int, ...] = ()
+    aborted: tuple[int, ...] = ()
+
+
 class NotificationEvent(Value, frozen=True, omit_defaults=True):
     """One row of the metastore's notification log, as sent. `time` is in seconds. `catalog`: None for the catalog that
     was queried."""

@@ -151,11 +151,14 @@ _READERS: dict[str, Format] = {
 _REASONS: dict[Format, str] = {
     "iceberg-view": "an Iceberg view: its definition is a file of the source",
     "hudi": "a Hudi table: its timeline and its log files have hidden names, which are not captured",
-    "acid": "a transactional table: its rows depend on the source's transactions",
     "paimon": "a Paimon table: its snapshots define which files are valid",
     "index": "the table of an index, which is not replicated: its rows can be computed from the indexed table",
     "symlink": "a table of symbolic links: its files name the source's files",
 }
+NO_WRITE_IDS = "a transactional table: the source's metastore has no write ids, as before Hive 3"
+NO_TRANSACTIONS = "a transactional table: the target's metastore has no write ids, as before Hive 3"
+ACID: Format = "acid"
+FULL, INSERT_ONLY = "full", "insert_only"  # kinds of transactional tables
 NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
 NO_POINTER = "an Iceberg table: the metastore does not have the location of its metadata file"
 UNTRANSLATED = "an Iceberg table: its metadata names the source's files"  # of releases that translated none
@@ -196,6 +199,14 @@ def table_format(table: Table) -> Format:
     if given.get("transactional") == "true" and not table.is_view:
         return "acid"
     return "handler" if handler else PLAIN
+
+
+def is_transactional(table: Table) -> str:
+    """Returns FULL for a transactional table with row ids, INSERT_ONLY for one without; empty for any other object."""
+    if table_format(table) != ACID:
+        return ""
+    given = {key.lower(): value.strip().lower() for key, value in table.parameters.items()}
+    return INSERT_ONLY if given.get("transactional_properties") == INSERT_ONLY else FULL
 
 
 def iceberg_pointer(table: Table) -> str:

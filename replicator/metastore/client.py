@@ -23,6 +23,7 @@ from replicator.core.model import (
     RoleMembers,
     Statistics,
     Table,
+    WriteIds,
 )
 from replicator.core.roles import RoleMark, mark_of, may_dump_from
 from replicator.errors import MetastoreError, ObjectNotFound
@@ -208,6 +209,22 @@ class MetastoreReader(Protocol):
         """Returns True if the server has calls for grants and roles."""
         ...
 
+    def keeps_transactions(self) -> bool:
+        """Returns True if the server has write ids of transactional tables: since Hive 3, in its default catalog."""
+        ...
+
+    def snapshot(self) -> str:
+        """Returns the transactions that a reader sees now, in Hive's form."""
+        ...
+
+    def write_ids(self, tables: Sequence[tuple[str, str]], snapshot: str) -> dict[tuple[str, str], WriteIds]:
+        """Returns the write ids of transactional tables as of a snapshot, also of an earlier one."""
+        ...
+
+    def replicated_transactions(self, policy: str) -> list[int]:
+        """Returns the server's own ids of open transactions of a policy."""
+        ...
+
     def grants(self, databases: Collection[str]) -> Granted:
         """Returns the grants on databases and on their tables, columns and partitions, by one call for each type."""
         ...
@@ -311,6 +328,24 @@ class Metastore(MetastoreReader, Protocol):
 
     def revoke_role(self, role: str, member: Member) -> None:
         """Takes a role from a principal. Raises MetastoreError if it does not have the role."""
+        ...
+
+    def set_write_ids(self, db: str, table: str, high: int) -> None:
+        """States that all write ids of a new table up to `high` are committed. Has no effect if it has any."""
+        ...
+
+    def open_replicated(self, policy: str, transactions: Sequence[int]) -> dict[int, int]:
+        """Opens transactions that stand for the source's, by its ids, unless they are open. policy: a name of the
+        replication. Returns the server's own ids."""
+        ...
+
+    def allocate_write_ids(self, db: str, table: str, policy: str, ids: Sequence[tuple[int, int]]) -> None:
+        """Gives replicated transactions write ids of a table: (transaction, id) pairs, which must begin with the
+        table's next id and leave out none, with the server's own ids of the transactions in ascending order."""
+        ...
+
+    def end_replicated(self, policy: str, transaction: int, *, commit: bool) -> None:
+        """Commits or aborts a replicated transaction. Has no effect on one that has ended, or is unknown."""
         ...
 
     def set_table_statistics(self, statistics: Statistics) -> None: ...

@@ -1,9 +1,9 @@
-"""The field table: fields sent by servers newer than hmsclient's 2.3 IDL, as rows of data; and a client that sets the
+"""hmsclient's bindings with the fields and calls of newer servers (`interface_rows`); and a client that sets the
 catalog's field in all requests.
 
 thrift's decoders, the C one and the plain one, are driven by a class's `thrift_spec`. Importing this module appends the
-rows below to hmsclient's classes, so that fields of Hive 3.x and 4.x are read and written back; an unset field is not
-sent, and an old server skips unknown fields. Source of ids, types and names: the public interface up to Hive 4.x.
+rows to hmsclient's classes, so that fields of Hive 3.x and 4.x are read and written back; an unset field is not sent,
+and an old server skips unknown fields.
 """
 
 from __future__ import annotations
@@ -17,160 +17,7 @@ from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
 from thrift.protocol.TBase import TBase
 from thrift.Thrift import TApplicationException, TMessageType, TType
 
-_TABLE = {1: "string catName", 2: "string db_name", 3: "string tbl_name"}
-
-
-def _of_column(own: dict[int, str], flags: int) -> dict[int, str]:
-    """Returns a constraint's fields: its column, its `own` fields, and its flags from that id on."""
-    column = {1: "string catName", 2: "string table_db", 3: "string table_name", 4: "string column_name"}
-    names = ("enable_cstr", "validate_cstr", "rely_cstr")
-    return column | own | {flags + at: f"bool {name}" for at, name in enumerate(names)}
-
-
-# Structs that are missing in hmsclient and that the rows below contain: name -> {field id: "type name"}.
-NEW_STRUCTS: dict[str, dict[int, str]] = {
-    "CreationMetadata": {
-        1: "string catName",
-        2: "string dbName",
-        3: "string tblName",
-        4: "set<string> tablesUsed",
-        5: "string validTxnList",
-        6: "i64 materializationTime",
-        7: "list<SourceTable> sourceTables",
-    },
-    "SourceTable": {1: "Table table", 2: "i64 insertedCount", 3: "i64 updatedCount", 4: "i64 deletedCount"},
-    "FileMetadata": {1: "byte type", 2: "byte version", 3: "list<binary> data"},
-    "ObjectDictionary": {1: "map<string,list<binary>> values"},
-    "Timestamp": {1: "i64 secondsSinceEpoch"},
-    "TimestampColumnStatsData": {
-        1: "Timestamp lowValue",
-        2: "Timestamp highValue",
-        3: "i64 numNulls",
-        4: "i64 numDVs",
-        5: "binary bitVectors",
-        6: "binary histogram",
-    },
-    "SQLUniqueConstraint": _of_column({5: "i32 key_seq", 6: "string uk_name"}, 7),
-    "SQLNotNullConstraint": _of_column({5: "string nn_name"}, 6),
-    "SQLDefaultConstraint": _of_column({5: "string default_value", 6: "string dc_name"}, 7),
-    "SQLCheckConstraint": _of_column({5: "string check_expression", 6: "string dc_name"}, 7),
-    "SQLAllTableConstraints": {
-        1: "list<SQLPrimaryKey> primaryKeys",
-        2: "list<SQLForeignKey> foreignKeys",
-        3: "list<SQLUniqueConstraint> uniqueConstraints",
-        4: "list<SQLNotNullConstraint> notNullConstraints",
-        5: "list<SQLDefaultConstraint> defaultConstraints",
-        6: "list<SQLCheckConstraint> checkConstraints",
-    },
-    "GetCatalogsResponse": {1: "list<string> names"},
-    "UniqueConstraintsRequest": _TABLE,
-    "NotNullConstraintsRequest": _TABLE,
-    "DefaultConstraintsRequest": _TABLE,
-    "CheckConstraintsRequest": _TABLE,
-    "AllTableConstraintsRequest": {1: "string dbName", 2: "string tblName", 3: "string catName"},
-    "UniqueConstraintsResponse": {1: "list<SQLUniqueConstraint> uniqueConstraints"},
-    "NotNullConstraintsResponse": {1: "list<SQLNotNullConstraint> notNullConstraints"},
-    "DefaultConstraintsResponse": {1: "list<SQLDefaultConstraint> defaultConstraints"},
-    "CheckConstraintsResponse": {1: "list<SQLCheckConstraint> checkConstraints"},
-    "AllTableConstraintsResponse": {1: "SQLAllTableConstraints allTableConstraints"},
-    "AddUniqueConstraintRequest": {1: "list<SQLUniqueConstraint> uniqueConstraintCols"},
-    "AddNotNullConstraintRequest": {1: "list<SQLNotNullConstraint> notNullConstraintCols"},
-    "AddDefaultConstraintRequest": {1: "list<SQLDefaultConstraint> defaultConstraintCols"},
-    "AddCheckConstraintRequest": {1: "list<SQLCheckConstraint> checkConstraintCols"},
-    "WMResourcePlan": {1: "string name"},
-    "WMGetAllResourcePlanRequest": {1: "string ns"},
-    "WMGetAllResourcePlanResponse": {1: "list<WMResourcePlan> resourcePlans"},
-    "ListStoredProcedureRequest": {1: "string catName", 2: "string dbName"},
-    "ListPackageRequest": {1: "string catName", 2: "string dbName"},
-}
-
-# Fields added to structs of hmsclient since 2.3.
-NEW_FIELDS: dict[str, dict[int, str]] = {
-    "Database": {
-        8: "string catalogName",
-        9: "i32 createTime",
-        10: "string managedLocationUri",
-        11: "i32 type",
-        12: "string connector_name",
-        13: "string remote_dbname",
-    },
-    "Table": {
-        16: "CreationMetadata creationMetadata",
-        17: "string catName",
-        18: "i32 ownerType",
-        19: "i64 writeId",
-        20: "bool isStatsCompliant",
-        21: "ColumnStatistics colStats",
-        22: "byte accessType",
-        23: "list<string> requiredReadCapabilities",
-        24: "list<string> requiredWriteCapabilities",
-        25: "i64 id",
-        26: "FileMetadata fileMetadata",
-        27: "ObjectDictionary dictionary",
-        28: "i64 txnId",
-    },
-    "Partition": {
-        9: "string catName",
-        10: "i64 writeId",
-        11: "bool isStatsCompliant",
-        12: "ColumnStatistics colStats",
-        13: "FileMetadata fileMetadata",
-    },
-    "SerDeInfo": {
-        4: "string description",
-        5: "string serializerClass",
-        6: "string deserializerClass",
-        7: "i32 serdeType",
-    },
-    "Function": {9: "string catName"},
-    "NotificationEvent": {8: "string catName"},
-    "NotificationEventRequest": {
-        3: "list<string> eventTypeSkipList",
-        4: "string catName",
-        5: "string dbName",
-        6: "list<string> tableNames",
-        7: "list<string> eventTypeList",
-    },
-    "GetTableRequest": {4: "string catName"},
-    "GetTablesRequest": {4: "string catName"},
-    "AddPartitionsRequest": {6: "string catName"},
-    "PartitionsByExprRequest": {6: "string catName"},
-    "DropPartitionsRequest": {9: "string catName"},
-    "GetTableResult": {2: "bool isStatsCompliant"},
-    "ColumnStatisticsDesc": {6: "string catName"},
-    "ColumnStatistics": {3: "bool isStatsCompliant", 4: "string engine"},
-    "ColumnStatisticsData": {8: "TimestampColumnStatsData timestampStats"},
-    "DoubleColumnStatsData": {6: "binary histogram"},
-    "LongColumnStatsData": {6: "binary histogram"},
-    "DecimalColumnStatsData": {6: "binary histogram"},
-    "DateColumnStatsData": {6: "binary histogram"},
-    "TableStatsRequest": {4: "string catName", 6: "string engine"},
-    "TableStatsResult": {2: "bool isStatsCompliant"},
-    "PartitionsStatsRequest": {5: "string catName", 7: "string engine"},
-    "PartitionsStatsResult": {2: "bool isStatsCompliant"},
-    "SetPartitionsStatsRequest": {5: "string engine"},
-    "SQLPrimaryKey": {9: "string catName"},
-    "SQLForeignKey": {15: "string catName"},
-    "PrimaryKeysRequest": {3: "string catName"},
-    "ForeignKeysRequest": {5: "string catName"},
-    "DropConstraintRequest": {4: "string catName"},
-    "HiveObjectRef": {6: "string catName"},
-    "HiveObjectPrivilege": {5: "string authorizer"},
-}
-
-# Rows of 2.3 that are read with another type; the bytes on the wire are the same. Bit vectors are text in 2.3 and bytes
-# since 3.0. The keys of SkewedInfo's map are lists: they must become tuples, otherwise neither decoder can build the
-# dictionary.
-RETYPED: dict[str, dict[int, str]] = {
-    "SkewedInfo": {3: "map<tuple<string>,string> skewedColValueLocationMaps"},
-    "BooleanColumnStatsData": {4: "binary bitVectors"},
-    "DoubleColumnStatsData": {5: "binary bitVectors"},
-    "LongColumnStatsData": {5: "binary bitVectors"},
-    "StringColumnStatsData": {5: "binary bitVectors"},
-    "BinaryColumnStatsData": {4: "binary bitVectors"},
-    "DecimalColumnStatsData": {5: "binary bitVectors"},
-    "DateColumnStatsData": {5: "binary bitVectors"},
-}
+from replicator.metastore.interface_rows import METHODS, NEW_FIELDS, NEW_STRUCTS, RETYPED
 
 Row = tuple[int, int, str, Any, Any]  # thrift's own shape: id, type, name, type arguments, default
 
@@ -277,61 +124,6 @@ def _apply() -> None:
 _apply()
 
 
-# ---- methods ---------------------------------------------------------------------------------------------------------
-# The method table: calls that are missing in hmsclient's 2.3 interface, or have fewer arguments there, as rows of data.
-#
-# A method is the fields of its arguments and of its result, written as in `fields`; field 0 of a result is the return
-# value, the others are errors. The tests compare every row with two independent sets of bindings.
-
-
-Rows = dict[int, str]
-
-_GET_ERRORS: Rows = {1: "MetaException o1", 2: "NoSuchObjectException o2"}
-_ADD_ERRORS: Rows = {1: "NoSuchObjectException o1", 2: "MetaException o2"}
-_DROPPED: Rows = {
-    0: "bool success",
-    1: "NoSuchObjectException o1",
-    2: "MetaException o2",
-    3: "InvalidObjectException o3",
-    4: "InvalidInputException o4",
-}
-
-
-def _get(request: str, answer: str) -> tuple[Rows, Rows]:
-    return {1: f"{request} request"}, {0: f"{answer} success"} | _GET_ERRORS
-
-
-def _list(request: str, answer: str) -> tuple[Rows, Rows]:
-    return {1: f"{request} request"}, {0: f"{answer} success", 1: "MetaException o1"}
-
-
-# name -> the fields of its arguments, and of its result
-METHODS: dict[str, tuple[Rows, Rows]] = {
-    "get_catalogs": ({}, {0: "GetCatalogsResponse success", 1: "MetaException o1"}),
-    "get_dataconnectors": ({}, {0: "list<string> success", 1: "MetaException o1"}),
-    "get_all_resource_plans": _list("WMGetAllResourcePlanRequest", "WMGetAllResourcePlanResponse"),
-    "get_all_stored_procedures": _list("ListStoredProcedureRequest", "list<string>"),
-    "get_all_packages": _list("ListPackageRequest", "list<string>"),
-    "get_unique_constraints": _get("UniqueConstraintsRequest", "UniqueConstraintsResponse"),
-    "get_not_null_constraints": _get("NotNullConstraintsRequest", "NotNullConstraintsResponse"),
-    "get_default_constraints": _get("DefaultConstraintsRequest", "DefaultConstraintsResponse"),
-    "get_check_constraints": _get("CheckConstraintsRequest", "CheckConstraintsResponse"),
-    "get_all_table_constraints": _get("AllTableConstraintsRequest", "AllTableConstraintsResponse"),
-    "add_unique_constraint": ({1: "AddUniqueConstraintRequest req"}, _ADD_ERRORS),
-    "add_not_null_constraint": ({1: "AddNotNullConstraintRequest req"}, _ADD_ERRORS),
-    "add_default_constraint": ({1: "AddDefaultConstraintRequest req"}, _ADD_ERRORS),
-    "add_check_constraint": ({1: "AddCheckConstraintRequest req"}, _ADD_ERRORS),
-    "delete_table_column_statistics": (
-        {1: "string db_name", 2: "string tbl_name", 3: "string col_name", 4: "string engine"},
-        _DROPPED,
-    ),
-    "delete_partition_column_statistics": (
-        {1: "string db_name", 2: "string tbl_name", 3: "string part_name", 4: "string col_name", 5: "string engine"},
-        _DROPPED,
-    ),
-}
-
-
 def method(name: str, *arguments: Any) -> Callable[[Any], Any]:
     """Returns a function of a client that calls `name`, like `operator.methodcaller` for methods that the client has.
     It returns the result, and raises the errors that the method declares, or TApplicationException: UNKNOWN_METHOD from
@@ -373,7 +165,7 @@ def _outcome(name: str, result: Any) -> Any:
     for row in rows:
         if row[0] and (error := getattr(result, row[2])) is not None:
             raise error
-    if rows[0][0]:
+    if not rows or rows[0][0]:
         return None
     if result.success is None:
         raise TApplicationException(TApplicationException.MISSING_RESULT, f"{name} failed: unknown result")

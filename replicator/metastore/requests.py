@@ -37,7 +37,8 @@ from replicator.metastore.codecs import from_text, from_thrift, partial_shape, t
 from replicator.metastore.concurrency import TABLE_WEIGHT, side_by_side
 from replicator.metastore.connection import Connections
 from replicator.metastore.constraints import KINDS, Name, from_structs, ordered, to_structs
-from replicator.metastore.fields import METHODS, method
+from replicator.metastore.fields import method
+from replicator.metastore.interface_rows import METHODS
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 # Conversions between thrift structs, objects in notification messages, and the values of `model`.
@@ -165,6 +166,14 @@ def _capabilities() -> Any:
 
 def create_table(table: Table) -> Send:
     return methodcaller("create_table_with_environment_context", _table(table), _keep_statistics())
+
+
+def create_transactional(table: Table) -> Send:
+    """Creates a table as Hive 4 requires it of transactional ones: by a client that states its capabilities."""
+    request = ttypes.CreateTableRequest(table=_table(table), envContext=_keep_statistics())
+    request.processorCapabilities = ["HIVEFULLACIDWRITE", "HIVEMANAGEDINSERTWRITE"]
+    request.processorIdentifier = "replicator"
+    return method("create_table_req", request)
 
 
 def alter_table(db: str, name: str, table: Table, pointer: str = "") -> Send:

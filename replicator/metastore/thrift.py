@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from replicator.core.connections import MetastoreConfig, checked
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Table, partition_name
+from replicator.core.not_replicated import is_transactional
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError, NotificationLogOff, NotificationRefused, ObjectNotFound
 from replicator.metastore import requests
@@ -34,6 +35,7 @@ from replicator.metastore.grants import GrantCalls
 from replicator.metastore.newer_servers import DriftGuard, InCatalog, StatisticsCalls
 from replicator.metastore.requests import ConstraintCalls, Send
 from replicator.metastore.traffic import Traffic
+from replicator.metastore.transactions import TransactionCalls
 
 # ---- notifications ---------------------------------------------------------------------------------------------------
 # Errors of a notification log that cannot be read: the metastore does not write one, or refuses this user.
@@ -85,7 +87,7 @@ def connect(metastore: str | MetastoreConfig) -> ThriftMetastore:
     return ThriftMetastore(metastore)
 
 
-class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls):
+class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls, TransactionCalls):
     """The implementation of `client.Metastore`; `timeout`: seconds for one response (None: as configured), `retries`:
     of a read."""
 
@@ -251,7 +253,9 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls):
             return []
 
     def create_table(self, table: Table) -> None:
-        self._change(f"create table {table.db}.{table.name}", requests.create_table(table))
+        since_4 = is_transactional(table) and self.announces_constraints()
+        create = requests.create_transactional if since_4 else requests.create_table
+        self._change(f"create table {table.db}.{table.name}", create(table))
 
     def alter_table(self, db: str, name: str, table: Table, pointer: str = "") -> None:
         self._change(f"alter table {db}.{name}", requests.alter_table(db, name, table, pointer))
@@ -408,9 +412,9 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls):
             self.table(db, table)
             return self._read(f"{what} of {db}.{table}", send)
 
-    def _change(self, what: str, send: Send) -> None:
+    def _change(self, what: str, send: Send) -> Any:
         self._find_catalog()
-        self._connections.change(what, send)
+        return self._connections.change(what, send)
 
     def _seen(self, kind: str, name: str, send: Send) -> Any:
         answer = self._read(f"{kind} {name}", send)

@@ -13,11 +13,13 @@ from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.model import Table
 from replicator.core.not_replicated import (
     NAMES_SOURCE,
+    NO_TRANSACTIONS,
     NOT_TAKEN,
     PROPERTY,
     SOURCE_GRANTS,
     NotReplicated,
     from_property,
+    is_transactional,
     why_not_replicated,
 )
 from replicator.core.text import count_text
@@ -209,6 +211,8 @@ def _why_left_out(plan: Plan, table: Table) -> str:
         return why
     if plan.as_they_are:
         return ""
+    if is_transactional(table) and not plan.transactions:
+        return NO_TRANSACTIONS
     return why_not_replicated(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
 
 

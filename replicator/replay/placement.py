@@ -329,3 +329,60 @@ def _maps(before: Storage | None, after: Storage | None) -> Iterator[tuple[Mappi
     if before and after:
         yield before.parameters, after.parameters
         yield before.serde.parameters, after.serde.parameters
+
+
+# ---- objects at other places -----------------------------------------------------------------------------------------
+
+
+def table_at_place(table: Table, old: str, place: str) -> Table:
+    """Returns a table located at `place`, with all its paths below the old location changed accordingly."""
+    storage = table.storage
+    assert storage is not None
+    serde = {key: _moved(value, old, place) for key, value in storage.serde.parameters.items()}
+    return _with_serde(table, msgspec.structs.replace(storage, location=uri(place)), serde)
+
+
+def without_path(table: Table) -> Table:
+    """Returns a table of Spark's own kind without the `path` property that repeats its location: a server that moves
+    the directory by a rename updates the location only. Any other table is returned unchanged."""
+    storage = table.storage
+    if storage is None or table.is_view or not (storage.location and table.location):
+        return table
+    serde = {key: value for key, value in storage.serde.parameters.items() if key.lower() != "path"}
+    if serde == storage.serde.parameters or normal(storage.location) != normal(table.location):
+        return table
+    return _with_serde(table, storage, serde)
+
+
+def with_path(table: Table) -> Table:
+    """Returns a table of Spark's own kind with a `path` property equal to its location."""
+    storage = table.storage
+    assert storage is not None and storage.location
+    return _with_serde(table, storage, {**storage.serde.parameters, "path": storage.location})
+
+
+def _with_serde(table: Table, storage: Storage, parameters: dict[str, str]) -> Table:
+    serde = msgspec.structs.replace(storage.serde, parameters=parameters)
+    return msgspec.structs.replace(table, storage=msgspec.structs.replace(storage, serde=serde))
+
+
+def at_place(partition: Partition, place: str) -> Partition:
+    """Returns a partition located at `place`, with all its paths below the old location changed accordingly."""
+    storage, old = partition.storage, partition.location
+    if storage is None or old is None or normal(old) == normal(place):
+        return partition
+
+    def moved(values: Mapping[str, str]) -> dict[str, str]:
+        return {key: _moved(value, old, place) for key, value in values.items()}
+
+    serde = msgspec.structs.replace(storage.serde, parameters=moved(storage.serde.parameters))
+    storage = msgspec.structs.replace(storage, location=uri(place), serde=serde, parameters=moved(storage.parameters))
+    return msgspec.structs.replace(partition, storage=storage, parameters=moved(partition.parameters))
+
+
+def _moved(value: str, old: str, place: str) -> str:
+    if "/" in value:
+        with contextlib.suppress(UnknownPlace):  # text that only resembles a path
+            if (below := relative(value, old)) is not None:
+                return uri(join(place, below))
+    return value

@@ -7,21 +7,19 @@ tables, not of files.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
 
-from cmroot.errors import UnknownPlace
 from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
-from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Partition, Storage, Table
+from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Table
 from replicator.core.named_files import NAMED
-from replicator.core.not_replicated import NotReplicated, iceberg_pointer, merged
+from replicator.core.not_replicated import NotReplicated, iceberg_pointer, is_transactional, merged
 from replicator.core.policy import Principals
-from replicator.replay.placement import PUBLISHED, Placement, is_published, uri, usual_place
+from replicator.replay.placement import PUBLISHED, Placement, is_published, usual_place
 from replicator.replay.replica import Mark, has_sources_data
 from replicator.replay.retired import Stays
 from replicator.replay.squash import Lineage, Move, Squashed, follow
@@ -54,7 +52,7 @@ class TableRule:
     `home`: the location of a partitioned table on the target, for its files that are in none of its partitions.
     `place`: the directory in which the load publishes it, with partitions below it by name (None: in the source's
     layout). `only`: the objects that are published, "" for the table's own files (None: all). `pointer`: the metadata
-    file of an Iceberg table at the source, or empty."""
+    file of an Iceberg table at the source, or empty. `acid`: it is transactional."""
 
     begin: int
     end: int | None
@@ -69,6 +67,7 @@ class TableRule:
     only: frozenset[str] | None = None
     home: str | None = None
     pointer: str = ""
+    acid: bool = False
 
     def partition(self, name: str, position: int) -> PartitionRule | None:
         """Returns the partition that had a name at a position; None if it requires no rule."""
@@ -84,6 +83,7 @@ class FileRules:
     tables: dict[tuple[str, str], list[TableRule]]
     after: int  # entries up to this position were loaded before
     has_trees: bool = False  # some tables are Iceberg's
+    has_acid: bool = False  # some are transactional
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
@@ -104,6 +104,11 @@ class FileRules:
         if rule.place is not None:
             return now, join(rule.place, about.now if about else partition)
         return now, self.placement.inside(rule.db, rule.location, now)
+
+    def is_acid(self, position: int, db: str, table: str, partition: str) -> bool:
+        """Returns True if an entry is of a transactional table."""
+        found = self.rules_of(position, db, table, partition) if self.has_acid else None
+        return found is not None and found[0].acid
 
     def object_at(self, position: int, db: str, table: str, partition: str) -> tuple[tuple[str, str], str] | None:
         """Returns table and partition of an entry by their last names on the target; None if none remains."""
@@ -172,60 +177,6 @@ def home_of(placement: Placement, source_db: str, usual: str) -> str:
 def with_table_at(placement: Placement, table: Table, place: str) -> Placement:
     """Returns a placement that locates a source's table at a path of the target."""
     return replace(placement, mappings=((table.location or "", place), *placement.mappings))
-
-
-def table_at_place(table: Table, old: str, place: str) -> Table:
-    """Returns a table located at `place`, with all its paths below the old location changed accordingly."""
-    storage = table.storage
-    assert storage is not None
-    serde = {key: _moved(value, old, place) for key, value in storage.serde.parameters.items()}
-    return _with_serde(table, msgspec.structs.replace(storage, location=uri(place)), serde)
-
-
-def without_path(table: Table) -> Table:
-    """Returns a table of Spark's own kind without the `path` property that repeats its location: a server that moves
-    the directory by a rename updates the location only. Any other table is returned unchanged."""
-    storage = table.storage
-    if storage is None or table.is_view or not (storage.location and table.location):
-        return table
-    serde = {key: value for key, value in storage.serde.parameters.items() if key.lower() != "path"}
-    if serde == storage.serde.parameters or normal(storage.location) != normal(table.location):
-        return table
-    return _with_serde(table, storage, serde)
-
-
-def with_path(table: Table) -> Table:
-    """Returns a table of Spark's own kind with a `path` property equal to its location."""
-    storage = table.storage
-    assert storage is not None and storage.location
-    return _with_serde(table, storage, {**storage.serde.parameters, "path": storage.location})
-
-
-def _with_serde(table: Table, storage: Storage, parameters: dict[str, str]) -> Table:
-    serde = msgspec.structs.replace(storage.serde, parameters=parameters)
-    return msgspec.structs.replace(table, storage=msgspec.structs.replace(storage, serde=serde))
-
-
-def at_place(partition: Partition, place: str) -> Partition:
-    """Returns a partition located at `place`, with all its paths below the old location changed accordingly."""
-    storage, old = partition.storage, partition.location
-    if storage is None or old is None or normal(old) == normal(place):
-        return partition
-
-    def moved(values: Mapping[str, str]) -> dict[str, str]:
-        return {key: _moved(value, old, place) for key, value in values.items()}
-
-    serde = msgspec.structs.replace(storage.serde, parameters=moved(storage.serde.parameters))
-    storage = msgspec.structs.replace(storage, location=uri(place), serde=serde, parameters=moved(storage.parameters))
-    return msgspec.structs.replace(partition, storage=storage, parameters=moved(partition.parameters))
-
-
-def _moved(value: str, old: str, place: str) -> str:
-    if "/" in value:
-        with contextlib.suppress(UnknownPlace):  # text that only resembles a path
-            if (below := relative(value, old)) is not None:
-                return uri(join(place, below))
-    return value
 
 
 def of_published_tables(placement: Placement, squashed: Squashed) -> Placement:
@@ -342,7 +293,7 @@ class Plan:
     for dropped tables, the partitions ("": the table) that were relocated away from their files before. `stays`: files
     that were to be removed but remain. `lacked`: views that earlier loads and this one leave out; objects that the
     target cannot store. `named`: earlier reports of files that name the source, of objects in the range. `seen`: the
-    `standing` of existing databases."""
+    `standing` of existing databases. `transactions`: the target has write ids."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -372,6 +323,7 @@ class Plan:
     stays: Stays = field(default_factory=Stays)
     lacked: list[NotReplicated] = field(default_factory=list)
     named: list[NotReplicated] = field(default_factory=list)
+    transactions: bool = True
     skipped: str = ""
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -383,6 +335,10 @@ class Plan:
         """Returns the source's name of a table (without a name: the database), by its name on the target."""
         sources = {replica: source for source, replica in self.placement.databases.items()}
         return f"{sources.get(name[0], name[0])}.{name[1]}".removesuffix(".")
+
+    def switches_itself(self, table: Table) -> bool:
+        """Returns True if readers of a table see a load at once wherever it is, by its pointer or its write ids."""
+        return bool(is_transactional(table) or (not self.as_they_are and iceberg_pointer(table)))
 
     @property
     def rereads(self) -> bool:
@@ -458,8 +414,10 @@ class Plan:
                         only=frozenset(step.touched) if step and step.place and step.exists else None,
                         home=step.table.location if step and step.table and step.table.is_partitioned else None,
                         pointer=iceberg_pointer(lineage.table) if lineage.table and not self.as_they_are else "",
+                        acid=bool(lineage.table and is_transactional(lineage.table)),
                     )
                 )
+        each = [rule for some in rules.values() for rule in some]
         return FileRules(
-            self.placement, rules, self.after, any(rule.pointer for some in rules.values() for rule in some)
+            self.placement, rules, self.after, any(rule.pointer for rule in each), any(rule.acid for rule in each)
         )

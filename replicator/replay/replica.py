@@ -17,7 +17,7 @@ import msgspec
 from cmroot.store.place import join, normal
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, resource_file, schema_file
-from replicator.core.not_replicated import iceberg_pointer, reason_of
+from replicator.core.not_replicated import ACID, SAID, iceberg_pointer, is_transactional
 from replicator.metastore.events.scope import comparable
 from replicator.metastore.fields import ids
 from replicator.metastore.requests import CATALOG
@@ -34,6 +34,7 @@ PUBLISH = "replicator.publish"  # of a database whose loads publish by snapshots
 LEFT_OUT = "replicator.left.out"  # of a table that an earlier load created: why loads no longer change it
 EXTERNAL_DATA = "replicator.external"  # of a database: where its data outside of its directory is stored
 APART = "apart"  # in a directory of its own below the external one; without it directly there, as in older releases
+NO_COMPACTION = "no_auto_compaction"  # of a transactional table: its metastore does not compact it by itself
 LOADED = "replicator.pointer"  # of an Iceberg table: the metadata file that the last load has set
 DATA = "replicator.data"  # of a table whose files are the source's: "source"
 PURGE = "external.table.purge"
@@ -86,7 +87,7 @@ def pointer_of_others(table: Table) -> str:
 def has_own_data(table: Table) -> bool:
     """Returns True if the data of a table of the target is removed when the source drops the table: it owns it, or
     became managed at the source after its last load, as transactional tables do."""
-    owns = table.owns_data or table.parameters.get(LEFT_OUT) == reason_of("acid")
+    owns = table.owns_data or table.parameters.get(LEFT_OUT, "").startswith(SAID[ACID])
     return owns and bool(table.location) and not has_sources_data(table)
 
 
@@ -104,6 +105,8 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
         parameters = view_parameters(parameters, placement.databases)
     if pointer := iceberg_pointer(table):
         parameters[LOADED] = placement.path_in_text(table.db, table.location, pointer)
+    if is_transactional(table):
+        parameters[NO_COMPACTION] = "true"
     return msgspec.structs.replace(
         table,
         db=placement.database(table.db),

@@ -34,7 +34,7 @@ from replicator.core.model import (
     Table,
     Value,
 )
-from replicator.core.not_replicated import REMOTE, NotReplicated
+from replicator.core.not_replicated import REMOTE, NotReplicated, is_transactional
 from replicator.metastore.fields import ids
 from replicator.metastore.objects import plain_serde
 
@@ -357,6 +357,18 @@ def _columns_accurate(text: str | None) -> Any:
         return text
 
 
+def _no_format(wanted: Table, found: Table) -> Table:
+    stored = found.storage is None or _FORMAT in found.storage.serde.parameters
+    if stored or not is_transactional(wanted) or wanted.storage is None:
+        return wanted
+    serde = wanted.storage.serde
+    kept = {key: value for key, value in serde.parameters.items() if (key, value) != (_FORMAT, "1")}
+    storage = msgspec.structs.replace(wanted.storage, serde=msgspec.structs.replace(serde, parameters=kept))
+    return msgspec.structs.replace(wanted, storage=storage)
+
+
+_FORMAT, _FILES = "serialization.format", "`numFilesErasureCoded=0`"
+_HIVE_4, _STORED = ("4.0", "4.2"), (Table, Partition)
 RULES: tuple[Rule, ...] = (
     Rule(
         "owner of a database without one: the server's user",
@@ -379,20 +391,9 @@ RULES: tuple[Rule, ...] = (
         (Table,),
         _translated,
     ),
-    Rule(
-        "`numFilesErasureCoded=0`",
-        ("4.0", "4.2"),
-        "counted by the server in addition to the number of files",
-        (Table, Partition),
-        _default("numFilesErasureCoded", "0"),
-    ),
-    Rule(
-        f"`BASIC_STATS` in `{ACCURATE}`",
-        ("4.0", "4.2"),
-        "written by the server when statistics of columns are set",
-        (Table, Partition),
-        _basic_statistics,
-    ),
+    Rule(_FILES, _HIVE_4, "counted in addition to the number of files", _STORED, _default("numFilesErasureCoded", "0")),
+    Rule(f"`BASIC_STATS` in `{ACCURATE}`", _HIVE_4, "written with statistics of columns", _STORED, _basic_statistics),
+    Rule(f"`{_FORMAT}=1` of the serde of a transactional ORC table", _HIVE_4, "not stored", (Table,), _no_format),
     Rule(
         "`numFiles=0` and `totalSize=0` of a materialized view",
         ("2.3", "3.1", "4.0", "4.2"),

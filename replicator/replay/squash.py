@@ -18,9 +18,10 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import join, relative
-from replicator.core.model import Constraint, Database, Function, Partition, RoleMembers, Statistics, Table
+from replicator.core.model import Constraint, Database, Function, Partition, RoleMembers, Statistics, Table, WriteIds
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events import record as kinds
+from replicator.metastore.events.facts import Written
 from replicator.metastore.events.record import ChangeRecord
 from replicator.metastore.events.scope import UnreadEvents
 
@@ -97,6 +98,8 @@ class Lineage:
     started: set[str] = field(default_factory=set)  # the `before` of all fates
     constraints: tuple[Constraint, ...] | None = None
     grants: dict[str, kinds.SetGrants] = field(default_factory=dict)  # last record of the table (""), and of partitions
+    write_ids: WriteIds | None = None  # those at the end (None: not in the range)
+    written: dict[int, Written] = field(default_factory=dict)  # by id: those that the range tells of
 
     @property
     def now(self) -> Name | None:
@@ -228,6 +231,10 @@ class _Fold:
                 self._lineage((db, name))
             case kinds.SetConstraints(db=db, table=name, constraints=constraints):
                 self._lineage((db, name)).constraints = constraints
+            case kinds.SetWriteIds(db=db, table=name, ids=ids, written=written):
+                lineage = self._lineage((db, name))
+                lineage.write_ids = ids
+                lineage.written.update({each.id: each for each in written})
             case kinds.SetGrants(db=db, table=""):
                 self.out.grants[db] = change
             case kinds.SetGrants(db=db, table=name, grants=grants):

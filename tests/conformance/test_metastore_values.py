@@ -44,7 +44,7 @@ from replicator.core.model import (
     Table,
 )
 from replicator.errors import FormatError, ObjectNotFound
-from replicator.metastore import fields, objects, requests
+from replicator.metastore import fields, interface_rows, objects, requests
 from replicator.metastore.connection import Connections
 from replicator.metastore.thrift import ThriftMetastore
 
@@ -405,7 +405,7 @@ def row_of(bindings: Any, struct: str, field: int) -> Any:
 
 ROWS = [
     (struct, field)
-    for table in (fields.NEW_STRUCTS, fields.NEW_FIELDS, fields.RETYPED)
+    for table in (interface_rows.NEW_STRUCTS, interface_rows.NEW_FIELDS, interface_rows.RETYPED)
     for struct, rows in table.items()
     for field in rows
 ]
@@ -418,7 +418,7 @@ def test_each_row_is_what_other_bindings_say(struct: str, field: int) -> None:
     assert theirs == (set() if (struct, field) in IN_NONE_OF_THEM else {ours})
 
 
-@pytest.mark.parametrize("name", fields.METHODS)
+@pytest.mark.parametrize("name", interface_rows.METHODS)
 def test_each_method_is_what_other_bindings_say(name: str) -> None:
     ours = [rows_of(struct) for struct in fields.structs(name)]
     theirs = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replicator.core.model import Database, Function, Partition, Statistics, Storage, Table
+from replicator.core.model import Database, Function, Partition, Statistics, Storage, Table, WriteIds
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.record import Change
 from replicator.metastore.events.scope import changes_in_scope
@@ -68,6 +68,7 @@ EXAMPLES: list[tuple[Change, typing.Any]] = [
     (kinds.SetConstraints(db="d", table="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
     (kinds.SetGrants(db="d", table="t", grants={"p=x": ()}), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
     (kinds.SetGrants(db="d", grants={"": ()}), (None, "d", (), {"d"}, (), None)),
+    (kinds.SetWriteIds(db="d", table="t", ids=WriteIds(3)), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
     (kinds.SetRoles(db="d"), (None, "d", (), {"d"}, (), None)),
     (kinds.UnknownEvent(type="NEW", db="d", table="t"), (None, "d", (), {"d"}, (), None)),
     (kinds.EventsRead(), (None, None, (), set(), (), None)),

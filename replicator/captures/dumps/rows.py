@@ -16,11 +16,10 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import Scope
 from replicator.captures.dumps.selection import Entering, Selection
 from replicator.captures.dumps.writer import DumpWriter
+from replicator.captures.left_out import gaps, left_out
 from replicator.captures.manifest import GRANTS, Manifest, is_known, read_records
 from replicator.captures.unlistable import (
     Uncaptured,
-    gaps,
-    left_out,
     remembered,
     remembered_grants,
     remembered_objects,
@@ -198,6 +197,8 @@ class Content:
                     self._put(kinds.AddPartitions(db=db, table=name, keys=keys, partitions=tuple(batch)))
         if constraints := self._manifest.constraints(db, name):
             self._put(kinds.SetConstraints(db=db, table=name, constraints=constraints))
+        if write_ids := self._manifest.write_ids(db, name):
+            self._put(write_ids.at(db, name))
         statistics = self._manifest.statistics(db, name)
         if wanted:
             statistics = [each for each in statistics if not each.partition or matches_name(wanted, each.partition)]

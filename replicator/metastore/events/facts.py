@@ -1,9 +1,9 @@
 """Properties common to all changes, so that code that counts, selects or shows them need not know their kinds; and the
-changes of grants, which `record` adds to its kinds."""
+changes of grants and of write ids, which `record` adds to its kinds."""
 
 from __future__ import annotations
 
-from replicator.core.model import Database, Function, Grant, Partition, RoleMembers, Table, Value
+from replicator.core.model import Database, Function, Grant, Partition, RoleMembers, Table, Value, WriteIds
 
 Name = tuple[str, str]
 """(database, table)."""
@@ -191,3 +191,38 @@ class SetRoles(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="se
     @property
     def detail(self) -> str:
         return "; ".join(f"{each.name}: {', '.join(map(str, each.members)) or 'nothing'}" for each in self.roles)
+
+
+# ---- write ids -------------------------------------------------------------------------------------------------------
+
+
+class Written(Value, frozen=True, omit_defaults=True):
+    """A write id of a table, and the source's transaction that has it. `commit`: the id of the event of its end; 0 if
+    it is open, or if that is unknown."""
+
+    id: int
+    transaction: int
+    commit: int = 0
+
+
+class SetWriteIds(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_write_ids"):
+    """The write ids of a transactional table are these from here on: a capture reads those of all tables at one moment,
+    before it lists their files. `written`: of all open ids, and of those that ended since the last record, as far as
+    events named their transactions."""
+
+    ids: WriteIds
+    written: tuple[Written, ...] = ()
+
+    @property
+    def detail(self) -> str:
+        ids = self.ids
+        return f"write ids to {ids.high}, {len(ids.open)} open, {len(ids.aborted)} aborted"
+
+    def at(self, db: str, table: str) -> SetWriteIds:
+        """Returns the ids for a complete dump, under the table's present name: only open transactions matter there."""
+        written = tuple(each for each in self.written if each.id in self.ids.open)
+        return SetWriteIds(db=db, table=table, ids=self.ids, written=written)
+
+
+Unannounced = SetGrants | SetRoles | SetWriteIds
+"""Changes that no event tells of."""

@@ -53,6 +53,12 @@ from replicator.metastore.requests import (
     table_from_text,
 )
 
+TRANSACTIONS = ("OPEN_TXN", "ALLOC_WRITE_ID_EVENT", "COMMIT_TXN", "ABORT_TXN")
+"""Events since Hive 3, most of which name no table; captures read write ids from the metastore instead."""
+
+OF_WRITES = (*TRANSACTIONS, "ACID_WRITE_EVENT", "BATCH_ACID_WRITE_EVENT", "COMMIT_COMPACTION_EVENT")
+"""Events about rows of transactional tables."""
+
 LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's transaction is open
 
 
@@ -194,7 +200,7 @@ class Decoded(Value, frozen=True, omit_defaults=True):
 def decode(event: NotificationEvent) -> Decoded:
     """Returns the change that an event announces: a marker if it changes nothing in this catalog, an UnknownEvent if
     its type or message cannot be parsed. Never raises."""
-    if is_irrelevant(event):
+    if is_irrelevant(event) or event.type in OF_WRITES:
         return Decoded(change=kinds.EventsRead())
     reader = _READERS.get(event.type)
     if reader is None and event.type not in _STATISTICS:
@@ -213,6 +219,15 @@ def decode(event: NotificationEvent) -> Decoded:
         RecursionError,
     ):
         return Decoded(change=_unknown(event))
+
+
+def message_of(event: NotificationEvent) -> Message | None:
+    """Returns the message of an event; None if it cannot be parsed."""
+    try:
+        message = _read_json(message_text(event))
+    except (FormatError, msgspec.DecodeError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
 
 
 def message_text(event: NotificationEvent) -> str | bytes:

@@ -26,9 +26,10 @@ from replicator.core.model import (
     Value,
     partition_name,
 )
-from replicator.metastore.events.facts import Facts, Name, OfDatabase, OfTable
+from replicator.metastore.events.facts import Facts, Name, OfDatabase, OfTable, Unannounced
 from replicator.metastore.events.facts import SetGrants as SetGrants
 from replicator.metastore.events.facts import SetRoles as SetRoles
+from replicator.metastore.events.facts import SetWriteIds as SetWriteIds
 from replicator.metastore.objects import HOMES
 
 
@@ -364,8 +365,7 @@ Change = (
     | DropFunction
     | SetStatistics
     | SetConstraints
-    | SetGrants
-    | SetRoles
+    | Unannounced
     | UnknownEvent
     | EventsRead
     | EventsLost

@@ -33,8 +33,8 @@ from replicator.replay.apply.staging import CLAIM
 from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.transfer import foreign_commits
 from replicator.replay.apply.work import Changed, Work
-from replicator.replay.placement import NamedPath, lies_by_name, named_paths, noted_like, with_seen
-from replicator.replay.plan import TablePlan, at_place
+from replicator.replay.placement import NamedPath, at_place, lies_by_name, named_paths, noted_like, with_seen
+from replicator.replay.plan import TablePlan
 from replicator.replay.replica import (
     LEFT_OUT,
     LOADING,

@@ -9,31 +9,27 @@ after all data, so that readers find a complete version. Commits of other writer
 
 from __future__ import annotations
 
-import contextlib
 import heapq
-import os
 import threading
 from bisect import bisect_right as bisect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from itertools import accumulate, groupby
+from functools import reduce
+from itertools import accumulate
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from cmroot.log.segment import reading
 from cmroot.names import check_entries
+from cmroot.store.acid import replica_path
 from cmroot.store.checksum import checksum_at
-from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, rank
+from cmroot.store.delta import LOG, commit_version
 from cmroot.store.hdfs import carry_attributes
-from cmroot.store.iceberg import DIRECTORY
 from cmroot.store.listing import may_name_places
 from cmroot.store.place import Place, is_local, local_path, located, parent
 from replicator.core.not_replicated import CopyCounts
@@ -50,10 +46,11 @@ from replicator.replay.apply.copying import (
     remove_file,
     threads_of,
 )
-from replicator.replay.apply.iceberg_files import Noted, is_of_tree, publish_tree, translated_deletes, tree_of, trees_of
+from replicator.replay.apply.iceberg_files import is_of_tree, translated_deletes, tree_of, trees_of
 from replicator.replay.apply.named_places import Naming, translated_file
-from replicator.replay.apply.origins import Directories, Roots, Wanted, lacking_of
+from replicator.replay.apply.origins import Directories, Roots, Wanted, directory_of, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
+from replicator.replay.apply.transactional import acid_homes, in_hidden, wide_directory
 from replicator.replay.plan import EntryKey, FileRules
 
 # ---- delta files -----------------------------------------------------------------------------------------------------
@@ -99,7 +96,7 @@ class CopyTask:
     counts what would be copied. Delta logs and Iceberg's trees are left to `LogTask`. `reread`: see place_file.
     `private`: the directories are new and have no readers yet; files hard-linked into them and then replaced remain in
     the old ones. `preserve`: ATTRIBUTES that copied files, and all their directories, get from the source's. `late`:
-    REMOVE takes only files of Iceberg tables; otherwise only others."""
+    REMOVE takes only files of Iceberg and transactional tables; otherwise only others."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -158,8 +155,10 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     homes: dict[str, EntryKey] = {}
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
     report, trees = CopyReport(), trees_of(homes, task.rules) if task.rules.has_trees else {}
+    acid = acid_homes(homes, task.rules) if task.rules.has_acid else {}
     if task.purpose == REMOVE:
-        of_pass = (each for each in removed if bool(tree_of(each, trees)) == task.late) if trees else removed
+        late = {**trees, **acid}
+        of_pass = (each for each in removed if bool(directory_of(each, late)) == task.late) if late else removed
         mine_removed = list(of_pass)[task.share :: task.shares]
         for target in mine_removed:
             fence.check()
@@ -171,6 +170,9 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
         data = [file for file in data if not is_of_tree(file.target, trees)] if trees else data
         report.logs = set(task.parts) if len(data) < len(wanted) else set()
         wanted = data
+        if acid and any(wide_directory(file.target, acid) for file in wanted):
+            report.logs = set(task.parts)
+            wanted = list(in_hidden(wanted, acid))
     mine = share_of(wanted, task.share, task.shares)
     if task.purpose == PROBE:
         report.foreign = [file.target for file in mine if is_foreign(file, task.roots)]
@@ -262,11 +264,12 @@ def fold_entries(
             (source, target), position, adds = found, key[0], op == "add"
             if homes is not None:
                 homes[target] = key
+            renames = rules.is_acid(*key[:4])
             for path, size, mtime_ns, checksum, version in files:
-                place = file_in(target, path)
+                place = file_in(target, replica_path(path) if renames else path)
                 before = last.get(place)
-                if before is not None and before[0] > position:
-                    continue
+                if before is not None and (before[0], before[1] is not None) > (position, adds):
+                    continue  # of one position, what is added counts: two paths may be one on the replica
                 wanted = None
                 if adds:  # a version is stored under the object's name at the time of the record
                     at_version = (file_in(slashed(key[4]), path), version) if version else None
@@ -369,97 +372,3 @@ def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
                 if "version" not in rows.column_names:  # dumps of the first releases
                     rows = rows.append_column("version", pa.nulls(rows.num_rows, pa.string()))
                 yield rows
-
-
-# ---- Delta logs ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LogTask:
-    """The logs in some parts of a dump, and a share of their tables: `share` of `shares`. `over`: commits of other
-    writers are replaced, and moved to the target's `$cmroot`."""
-
-    parts: Sequence[str]
-    rules: FileRules
-    roots: Roots
-    share: int
-    shares: int
-    over: bool
-    reread: bool = False
-    private: bool = False
-
-
-@dataclass
-class LogReport:
-    """The result of a task. `foreign`: paths of commits by other writers."""
-
-    copied: CopyReport = field(default_factory=CopyReport)
-    foreign: list[str] = field(default_factory=list)
-
-
-def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
-    """Publishes the logs of a task's tables, each in order, until a file is not available. May run twice."""
-    report, kept, homes = LogReport(), kept_prefixes(task.roots.target), dict[str, EntryKey]()
-    files, trees = _logs(task, homes)
-    places = trees_of(homes, task.rules)
-    with noted(task.roots.target, (file.target for file in (*trees, *files)), fence) as attempt:
-        make = Directories(homes, task.rules, report.copied.lacking).make
-        how = Placing(task.roots, attempt, kept, task.reread, task.private, make=make)
-        note = partial(_note, report, homes, task)
-        for directory, tree in groupby(trees, key=lambda file: tree_of(file.target, places)):
-            publish_tree(list(tree), directory, places[directory], task.rules, how, note)
-        for _, log in groupby(files, key=lambda file: log_of(file.target)):
-            some = list(log)
-            report.foreign += [] if task.over else [file.target for file in some if is_foreign(file, task.roots)]
-            if not report.foreign:
-                _publish(some, how, note)
-    return report
-
-
-def _note(report: LogReport, homes: dict[str, EntryKey], task: LogTask, file: Wanted, placed: Placed) -> None:
-    count(report.copied, file, placed)
-    if placed.lacking:
-        report.copied.lacking |= lacking_of(file.target, placed.lacking, homes, task.rules)
-
-
-def _logs(task: LogTask, homes: dict[str, EntryKey]) -> tuple[list[Wanted], list[Wanted]]:
-    """Returns this share's files of Delta logs, by table, and in order; and those of Iceberg's trees, by table. homes:
-    see `fold_entries`."""
-    tables = (
-        table.filter(pc.match_substring_regex(table["path"].cast("string"), f"{LOG}/|^{DIRECTORY}/"))
-        for table in entries(task.parts)
-    )
-    wanted, _ = fold_entries(tables, task.rules, homes=homes)
-    places = trees_of(homes, task.rules)
-    logs = (file for file in wanted if is_log(file.target))
-    trees = (file for file in wanted if is_of_tree(file.target, places))
-    mine = (file for file in logs if _digest(log_of(file.target)) % task.shares == task.share)
-    own = (file for file in trees if _digest(tree_of(file.target, places)) % task.shares == task.share)
-    in_order = sorted(mine, key=lambda file: (log_of(file.target), rank(file.target) or (0, 0), file.target))
-    return in_order, sorted(own, key=lambda file: (tree_of(file.target, places), file.target))
-
-
-def _digest(place: str) -> int:
-    return xxhash.xxh3_64_intdigest(os.fsencode(place))
-
-
-def _publish(files: Sequence[Wanted], how: Placing, note: Noted) -> None:
-    """Publishes files in order, up to the first that is not available."""
-    broken = ""
-    for file in files:
-        reason = f"{broken}, which precedes it, is missing"
-        placed = Placed("missing", reason=reason) if broken else place_file(file, how)
-        note(file, placed)
-        broken = broken or (file.target if placed.origin == "missing" else "")
-        if rank(file.target) == (LAST, 0) and not broken and not _leads_somewhere(file.target):
-            remove_file(file.target, how.roots, private=how.private)
-
-
-def _leads_somewhere(place: str) -> bool:
-    """Returns True if the checkpoint that a `_last_checkpoint` names exists: it may be newer than the rest."""
-    last = located(place)
-    names: Iterable[str] = last.parent.list()
-    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
-        version = msgspec.json.decode(last.read_bytes())["version"]
-        return any(checkpoint_version(name) == version for name in names)
-    return False

@@ -26,7 +26,7 @@ from replicator.captures.dumps.layout import DumpReader
 from replicator.core.audit import record_begun
 from replicator.core.logging import tell_event
 from replicator.core.model import Function
-from replicator.core.not_replicated import DELTA, ICEBERG, INCOMPLETE, PLAIN, LoadCounts, NotReplicated, merged
+from replicator.core.not_replicated import ACID, DELTA, ICEBERG, INCOMPLETE, PLAIN, LoadCounts, NotReplicated, merged
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
@@ -38,6 +38,7 @@ from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.staging import Claims, sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
+from replicator.replay.apply.transactional import end_transactions, refuse_writes_of_others
 from replicator.replay.apply.transfer import (
     Cloning,
     copy_files,
@@ -122,6 +123,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             work.may_begin()
             compare(replay)
             refuse_commits_of_others(plan)
+            refuse_writes_of_others(plan, replay.target)
             if not options.allow_missing:
                 probe_files(replay)
             if options.brake is not None and not options.exact and _may_remove(plan):
@@ -213,9 +215,12 @@ def _commit(
         grants.apply()
     _functions(replay, commit)
     commit.recycle_left()
-    last = prune(replay, ICEBERG)
-    outcome.files_removed += remove_late(replay) + last.files
-    outcome.warnings += last.warnings
+    end_transactions(replay.plan, replay.target)
+    for format in (ICEBERG, ACID):
+        last = prune(replay, format)
+        outcome.files_removed += last.files
+        outcome.warnings += last.warnings
+    outcome.files_removed += remove_late(replay)
     commit.drop_databases()
     if plan.named:
         look_again(replay)

@@ -17,7 +17,7 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DumpReader, Keys
 from replicator.core.config import Brake
 from replicator.core.model import Database
-from replicator.core.not_replicated import NotReplicated, Report, iceberg_pointer
+from replicator.core.not_replicated import NotReplicated, Report, is_transactional
 from replicator.core.policy import Principals
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError
@@ -83,11 +83,11 @@ def touched_objects(rows: Iterable[pa.Table], rules: FileRules) -> dict[Name, se
 
 
 def isolate(plan: Plan, touched: dict[Name, set[str]]) -> None:
-    """Turns a plan that keeps the source's layout into one that publishes by snapshots. An Iceberg table keeps its
-    location: its pointer switches from one state to the next, and files have unique names."""
+    """Turns a plan that keeps the source's layout into one that publishes by snapshots. An Iceberg or transactional
+    table keeps its location: its pointer or its write ids switch."""
     plan.snapshot = plan.metadata.id
     for step in plan.tables:
-        if step.table is None or (not plan.as_they_are and iceberg_pointer(step.table)):
+        if step.table is None or plan.switches_itself(step.table):
             continue
         if not step.table.is_view and not step.shared and step.table.location:
             _isolate(plan, step, touched.get(step.name, set()))
@@ -197,9 +197,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         by_difference=options.by_difference is not None,
     )
     position = reader.metadata.end.position if after is None else after
-    squashed = squash(
-        reader.records(0 if bootstrap and after is not None else position), reader.tables(), bootstrap=bootstrap
-    )
+    begin = 0 if bootstrap and after is not None else position
+    squashed = squash(reader.records(begin), reader.tables(), bootstrap=bootstrap)
     if not whole:
         parts = looked_at(squashed, placement)
         there = {name: read_part(target, each, parts[name]) for name, each in there.items()}
@@ -223,6 +222,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         principals=options.principals,
         seen=seen,
     )
+    acid = any(each.table and is_transactional(each.table) for each in squashed.lineages)
+    plan.transactions = not acid or target.keeps_transactions()
     make_plan(plan, there)
     if any(step.lineage.constraints for step in plan.tables):
         lack_constraints(plan, target.constraint_kinds())
@@ -441,6 +442,7 @@ def described(replay: Replay, brake: Brake | None) -> LoadPlan:
 
 def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:
     """Describes a plan for `--dry-run`: what would be changed, and the maximum of files and bytes."""
+    touched = surviving_partitions(plan.squashed, reader.records(plan.after))
     return {
         "skipped": plan.skipped,
         "create_databases": [each.name for each in plan.create_databases],
@@ -451,9 +453,7 @@ def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:
         "alter_tables": [".".join(step.name) for step in plan.tables if step.exists],
         "functions": [f"{each.db}.{each.name}" for each in plan.put_functions],
         "drop_functions": [".".join(name) for name in plan.drop_functions],
-        "partitions_touched": sum(
-            len(named) for _, named in surviving_partitions(plan.squashed, reader.records(plan.after))
-        ),
+        "partitions_touched": sum(len(named) for _, named in touched),
         "files": 0 if plan.skipped else reader.metadata.files,
         "bytes": 0 if plan.skipped else reader.metadata.bytes,
         "files_to_remove": 0 if plan.skipped else reader.metadata.removed,

@@ -22,20 +22,8 @@ from replicator.replay.apply.origins import exists, make_directory
 from replicator.replay.apply.transfer import clone
 from replicator.replay.apply.work import Work, leaving_partitions
 from replicator.replay.neighbours import Leaving, is_link
-from replicator.replay.placement import lies_by_name, not_noted
-from replicator.replay.plan import (
-    LeftOut,
-    Name,
-    Plan,
-    TablePlan,
-    at_place,
-    is_moved_by_renaming,
-    of_kind,
-    staging_of,
-    table_at_place,
-    with_path,
-    without_path,
-)
+from replicator.replay.placement import at_place, lies_by_name, not_noted, table_at_place, with_path, without_path
+from replicator.replay.plan import LeftOut, Name, Plan, TablePlan, is_moved_by_renaming, of_kind, staging_of
 from replicator.replay.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
 from replicator.replay.retired import Retired
 from replicator.replay.squash import PartitionFate

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from cmroot.store.acid import replica_path
 from cmroot.store.buckets import list_root
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal, relative, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
 from replicator.core.grouping import batched, shared
 from replicator.core.model import Partition, partition_name
-from replicator.core.not_replicated import DELTA, ICEBERG, PLAIN, Format, table_format
+from replicator.core.not_replicated import ACID, DELTA, ICEBERG, PLAIN, Format, table_format
 from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
@@ -39,6 +40,7 @@ from replicator.replay.plan import FileRules, Plan, TablePlan
 from replicator.replay.retired import Retired, note_retired, reported
 from replicator.replay.squash import Lineage, surviving_partitions
 
+FORMATS: tuple[Format, ...] = (DELTA, ICEBERG, ACID)
 HOMES = 10_000  # directories of one task, which reads the paths of the entire dump
 
 
@@ -46,12 +48,13 @@ HOMES = 10_000  # directories of one task, which reads the paths of the entire d
 class PruneTask:
     """Directories of the target from which files that the dump does not name are removed: (location in the dump,
     directory, with paths in it used by others, directory of its table). `parts`: the dump's file entries. `roots`: None
-    only counts. `private`: see CopyTask."""
+    only counts. `private`: see CopyTask. `acid`: of transactional tables."""
 
     parts: Sequence[str]
     homes: Sequence[tuple[str, Clearing, str]]
     roots: Roots | None
     private: bool = False
+    acid: bool = False
 
 
 @dataclass
@@ -74,19 +77,20 @@ class Pruned:
 
 def prune(replay: Replay, format: Format) -> Pruned:
     """Drops surplus partitions and moves surplus files of tables to the target's $cmroot. Files used by tables that
-    are not in the dump remain. format: DELTA or ICEBERG only prunes such tables, whose readers require the old files
-    until the new log or pointer exists; PLAIN prunes all others."""
+    are not in the dump remain. format: one of FORMATS only prunes such tables, whose readers require the old files
+    until the new log, pointer or write ids exist; PLAIN prunes all others."""
     done = Pruned()
     homes = _walk(replay, _Dropping(replay, done), format)
-    _clear_homes(_OwnHomes(replay, done, acts=True).free(homes), replay, done)
+    _clear_homes(_OwnHomes(replay, done, acts=True).free(homes), replay, done, format)
     return done
 
 
 def surplus(replay: Replay) -> Pruned:
     """Returns the removals that `prune` would make. Changes nothing."""
     found = Pruned()
-    homes = _walk(replay, _Counting(replay, found))
-    _clear_homes(_OwnHomes(replay, found, acts=False).free(homes), replay, found, acts=False)
+    for format in (PLAIN, *FORMATS):
+        homes = _walk(replay, _Counting(replay, found), format)
+        _clear_homes(_OwnHomes(replay, found, acts=False).free(homes), replay, found, format, acts=False)
     names = _names_by_home(replay.plan)
     found.of_tables = {
         ".".join(names[home]) if home in names else home: counts for home, counts in found.of_tables.items()
@@ -104,6 +108,8 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
         directory = home.directory
         listing = list_root(directory) if home.root else list_tree(directory)
         wanted = named.get(normal(source), {})
+        if task.acid:
+            wanted = {replica_path(path): about for path, about in wanted.items()}
         real = resolved(directory) if home.kept else ""
         before = found.files, found.bytes
         for file in listing.files if listing else ():
@@ -125,15 +131,15 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
 # ---- tables and partitions ----------------------------------------------------------------------------------------
 
 
-def _walk(replay: Replay, extra: _Dropping | _Counting, format: Format | None = None) -> Iterator[tuple[str, str, str]]:
+def _walk(replay: Replay, extra: _Dropping | _Counting, format: Format) -> Iterator[tuple[str, str, str]]:
     """Yields directories of all pruned tables and of their partitions; passes partitions that the dump does not have to
-    `extra`. Memory: the names of one table's partitions at a time. format: as of `prune`; None: of all tables."""
+    `extra`. Memory: the names of one table's partitions at a time. format: as of `prune`."""
     plan, target = replay.plan, replay.target
     waiting = {
         id(step.lineage): step
         for step in plan.tables
         if step.prune and step.table and (step.table.is_partitioned or not step.table.is_view)
-        if format is None or format == (found if (found := table_format(step.table)) in (DELTA, ICEBERG) else PLAIN)
+        if format == (found if (found := table_format(step.table)) in FORMATS else PLAIN)
     }
     partitioned = {key for key, step in waiting.items() if step.table and step.table.is_partitioned}
     current: TablePlan | None = None
@@ -294,13 +300,14 @@ class _OwnHomes:
 
 
 def _clear_homes(
-    homes: Iterator[tuple[str, Clearing, str]], replay: Replay, done: Pruned, *, acts: bool = True
+    homes: Iterator[tuple[str, Clearing, str]], replay: Replay, done: Pruned, format: Format, *, acts: bool = True
 ) -> None:
     """Runs the tasks; partitions are dropped while `homes` is consumed."""
     roots, private = (replay.roots, replay.plan.snapshot is not None) if acts else (None, False)
     for some in batched(homes, 4 * HOMES):
         engine = replay.runtime.engines.for_work(len(some))
-        tasks = [PruneTask(replay.parts, each, roots, private) for each in shared(some, engine.parallelism, HOMES)]
+        parts = shared(some, engine.parallelism, HOMES)
+        tasks = [PruneTask(replay.parts, each, roots, private, format == ACID) for each in parts]
         running = fenced(engine, roots.target, run_prune_task, tasks) if roots else engine.run(run_prune_task, tasks)
         for report in running:
             done.files += report.files

@@ -23,21 +23,12 @@ from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
-from replicator.core.not_replicated import ICEBERG, iceberg_pointer, table_format
+from replicator.core.not_replicated import ACID, ICEBERG, iceberg_pointer, table_format
 from replicator.core.text import count_text
 from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
-from replicator.replay.apply.copy_task import (
-    COMPARE,
-    COPY,
-    PROBE,
-    REMOVE,
-    CopyReport,
-    CopyTask,
-    LogTask,
-    run_copy_task,
-    run_log_task,
-)
+from replicator.replay.apply.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
+from replicator.replay.apply.log_task import LogTask, run_log_task
 from replicator.replay.apply.named_places import Naming, NamingTask, homes_of, of_databases, reported, run_naming_task
 from replicator.replay.apply.origins import Roots
 from replicator.replay.apply.staging import Attempt, fenced, give_up_attempts, noted
@@ -54,8 +45,8 @@ TASK_FILES = 20_000
 
 def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool) -> CopyReport:
     """Publishes every file, Delta logs and Iceberg's trees after all data, then recycles those the source removed, each
-    unless `check` raises; those of Iceberg tables remain until `remove_late`. Raises FilesMissing, unless allowed, and
-    Refused if other writers have committed to a Delta table of the target."""
+    unless `check` raises; those of Iceberg and transactional tables remain until `remove_late`. Raises FilesMissing,
+    unless allowed, and Refused if other writers have committed to a Delta table of the target."""
     plan, roots, report = replay.plan, replay.roots, CopyReport()
     if replay.reader.metadata.files:
         check()
@@ -78,10 +69,10 @@ def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool
 
 
 def remove_late(replay: Replay) -> int:
-    """Recycles files of Iceberg tables that the source removed, when the tables' pointers no longer lead to them.
-    Returns how many. May run twice."""
+    """Recycles files of Iceberg and transactional tables that the source removed, when pointers and write ids no longer
+    lead to them. Returns how many. May run twice."""
     tables = [step.table for step in replay.plan.tables if step.table]
-    if not replay.reader.metadata.removed or not any(table_format(table) == ICEBERG for table in tables):
+    if not replay.reader.metadata.removed or not any(table_format(table) in (ICEBERG, ACID) for table in tables):
         return 0
     return run_files(replay, REMOVE, late=True).files_removed
 

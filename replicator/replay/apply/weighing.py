@@ -21,10 +21,11 @@ from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.copy_task import entries, fold_entries
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus
+from replicator.replay.apply.transactional import acid_homes, home_of
 from replicator.replay.apply.work import Replay, leaving_partitions, places_of
 from replicator.replay.neighbours import Clearing, Leaving, to_clear
 from replicator.replay.placement import is_published
-from replicator.replay.plan import FileRules, Plan, TablePlan
+from replicator.replay.plan import EntryKey, FileRules, Plan, TablePlan
 from replicator.replay.replica import has_sources_data
 from replicator.replay.target import applied_position
 
@@ -211,11 +212,13 @@ class _Weighing:
             return
         rules, pruned = self._plan.file_rules(), {".".join(step.name) for step in self._plan.tables if step.prune}
         tasks = [EntriesTask([place], rules) for place in self._replay.parts]
-        for report in self._replay.runtime.engines.for_work(metadata.files + metadata.removed).run(
-            run_entries_task, tasks
-        ):
+        engine = self._replay.runtime.engines.for_work(metadata.files + metadata.removed)
+        reports = list(engine.run(run_entries_task, tasks))
+        rewritten = {owner for report in reports for owner in report.rewritten}
+        for report in reports:
             for (table, partition), (files, size) in report.removed.items():
-                self._add(table, REMOVED, partition, 0, files, size)
+                if (table, partition) not in rewritten:
+                    self._add(table, REMOVED, partition, 0, files, size)
             for table, size in report.added.items():
                 if table not in pruned:
                     self._gained[table] = self._gained.get(table, 0) + size
@@ -242,18 +245,23 @@ class EntriesTask:
 
 @dataclass
 class EntriesReport:
-    """removed: (table, partition) -> files and bytes of the target that are to be removed; added: table -> bytes."""
+    """removed: (table, partition) -> files and bytes of the target that are to be removed; added: table -> bytes;
+    rewritten: (table, partition) of transactional tables that get files: a compactor has replaced the others."""
 
     removed: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     added: dict[str, int] = field(default_factory=dict)
+    rewritten: set[tuple[str, str]] = field(default_factory=set)
 
 
 def run_entries_task(task: EntriesTask) -> EntriesReport:
     owners: dict[str, tuple[tuple[str, str], str]] = {}
-    wanted, removed = fold_entries(entries(task.parts), task.rules, owners)
-    report = EntriesReport()
+    homes: dict[str, EntryKey] = {}
+    wanted, removed = fold_entries(entries(task.parts), task.rules, owners, homes)
+    report, acid = EntriesReport(), acid_homes(homes, task.rules) if task.rules.has_acid else {}
     for file in wanted:
-        table, _ = _owner(file.target, owners)
+        table, partition = _owner(file.target, owners)
+        if home_of(file.target, acid):
+            report.rewritten.add((table, partition))
         report.added[table] = report.added.get(table, 0) + (file.size or 0)
     for place in removed:
         size = _size(place)

@@ -1,0 +1,163 @@
+"""Tables that no load replicates, because of their format or of a file of their log: by name, with the reason.
+
+The manifest determines most of them. Of a Delta or Iceberg table the files of its log must be read, each once; of a
+transactional one its write ids must be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import BinaryIO
+
+import msgspec
+import pyarrow as pa
+
+from cmroot.errors import FormatError
+from cmroot.keep.content import locate
+from cmroot.keep.versions import open_version
+from cmroot.store import iceberg
+from cmroot.store.delta import LOG, names_outside
+from cmroot.store.place import Place, join, located, relative
+from replicator.captures.inventory import KnownFile
+from replicator.captures.manifest import Manifest
+from replicator.core.not_replicated import (
+    ACID,
+    DELTA,
+    ICEBERG,
+    NO_POINTER,
+    NO_WRITE_IDS,
+    OUTSIDE,
+    SAID,
+    Format,
+    NotReplicated,
+    iceberg_pointer,
+    is_transactional,
+    reason_of,
+)
+from replicator.metastore.events.facts import Name
+
+
+def left_out(
+    manifest: Manifest, root: str, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
+) -> dict[str, str]:
+    """Returns the tables of some databases at the manifest's position that are not replicated: "db.table" -> the
+    reason. `root`: the `$cmroot` that retains the bytes of their logs; `holds`: selects tables (db, name)."""
+    found = {}
+    for db in databases:
+        for name, format in manifest.formats(db).items():
+            if holds((db, name)):
+                reason = reason_of(format)
+                if format in _LOGS:
+                    reason = next(_LOGS[format](manifest, root, db, name), "")
+                if reason:
+                    found[f"{db}.{name}"] = reason
+    return found
+
+
+def gaps(manifest: Manifest, tables: dict[str, str]) -> list[NotReplicated]:
+    """Converts the result of `left_out` for reports."""
+    return [NotReplicated(name, why, bytes=manifest.size_of(*name.split(".", 1))) for name, why in tables.items()]
+
+
+def _delta_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
+    """Yields why a Delta table is left out, for each file of its log that names files outside of the table."""
+    for path, file, known in manifest.log_files(db, name, LOG):
+        if _problem(manifest, root, (db, name), path, file, known, _named_outside):
+            yield OUTSIDE
+
+
+def _named_outside(path: str, location: str, stream: BinaryIO) -> str:
+    try:
+        return OUTSIDE if names_outside(join(location, path), stream) else ""
+    except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return ""  # treated as an ordinary file
+
+
+def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
+    """Yields why an Iceberg table is left out: its metadata file, or a list or manifest, cannot be translated."""
+    table = manifest.table(db, name)
+    if table is None or table.location is None:
+        return
+    pointer, said = iceberg_pointer(table), f"{SAID[ICEBERG]}: "
+    if not pointer:
+        yield NO_POINTER
+        return
+    own = relative(pointer, table.location)
+    if not own:
+        yield f"{said}its metadata file {pointer} is outside of its location"
+        return
+    files = {path: (file, known) for path, file, known in manifest.log_files(db, name, iceberg.DIRECTORY)}
+    if not iceberg.in_tree(own):
+        yield f"{said}its metadata file {pointer} is not in the directory {iceberg.DIRECTORY} of its location"
+    elif own not in files:
+        yield f"{said}its metadata file {pointer} was not found"
+    for path, (file, known) in files.items():
+        if path != own and (iceberg.is_metadata(path) or not iceberg.in_tree(path)):
+            continue
+        if problem := _problem(manifest, root, (db, name), path, file, known, _not_translatable):
+            yield said + problem
+
+
+def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
+    try:
+        data = stream.read()
+        for place in iceberg.locations_of(path, data) if iceberg.is_metadata(path) else ():
+            if relative(place, location) is None:
+                return f"its writers write to {place}, which is outside of its location"
+        for each in iceberg.references(path, data):
+            if problem := iceberg.problem_of(each):
+                return f"{each.path}: {problem}"
+            own = relative(each.path, location)
+            if own is None:
+                return f"its file {each.path} is outside of its location"
+            if iceberg.in_tree(own) != (each.kind in ("list", "manifest")):  # only those there are translated so
+                return f"its file {each.path} is not where its kind is expected"
+    except FormatError as error:
+        return error.message
+    return ""
+
+
+def _acid_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
+    """Yields why a transactional table is left out: no capture could read its write ids."""
+    table = manifest.table(db, name)
+    if table is not None and is_transactional(table) and manifest.write_ids(db, name) is None:
+        yield NO_WRITE_IDS
+
+
+_LOGS: dict[Format, Callable[[Manifest, str, str, str], Iterator[str]]] = {
+    DELTA: _delta_problems,
+    ICEBERG: _iceberg_problems,
+    ACID: _acid_problems,
+}
+
+
+def _problem(
+    manifest: Manifest,
+    root: str,
+    name: Name,
+    path: str,
+    file: KnownFile,
+    known: str | None,
+    examine: Callable[[str, str, BinaryIO], str],
+) -> str:
+    """Returns why a file of a log makes a copy of its table no copy; empty if it does not, or if its bytes are gone.
+    Each content is examined once at a location."""
+    location = (table.location if (table := manifest.table(*name)) else None) or ""
+    if known is not None or file.checksum is None:
+        return known or ""
+    for open_file in _openings(join(location, path), file, root):
+        with suppress(FileNotFoundError), open_file() as stream:
+            found = examine(path, location, stream)
+            manifest.remember_log_file(file.checksum, location, found)
+            return found
+    return ""
+
+
+def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], BinaryIO]]:
+    assert file.checksum is not None and file.size is not None
+    kept = locate(root, file.checksum, file.size)
+    yield lambda: Place(kept).open_read()
+    yield lambda: located(place).open_read()
+    if version := file.version:
+        yield lambda: open_version(place, version, file.size)

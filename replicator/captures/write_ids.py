@@ -1,0 +1,162 @@
+"""Write ids of transactional tables in a capture: one moment for all tables, and the files of that moment.
+
+A capture asks for the open transactions, then for the write ids of all transactional tables as those see them, and then
+lists directories: each holds what its name says (`cmroot.store.acid`). If a compactor has replaced directories since,
+the capture takes a newer moment. Events name the transactions: a load ends those together that a transaction of the
+source has ended, in the source's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import pyarrow.compute as pc
+import pyarrow.orc as orc
+
+from cmroot.store import acid
+from cmroot.store.listing import FileState, Listing
+from cmroot.store.place import join, located
+from replicator.captures.inventory import DataObject
+from replicator.captures.recording import Recording
+from replicator.core.model import NotificationEvent, WriteIds
+from replicator.core.not_replicated import INSERT_ONLY, is_transactional
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.events.facts import SetWriteIds, Written
+from replicator.metastore.events.notification_log import TRANSACTIONS, message_of
+from replicator.metastore.transactions import unnamed
+
+Name = tuple[str, str]
+_KEY = "transactions"  # state of a manifest
+
+
+def state_of(ids: WriteIds, *, insert_only: bool) -> acid.State:
+    return acid.State(ids.high, frozenset(ids.open), frozenset(ids.aborted), insert_only)
+
+
+class _Seen(msgspec.Struct):
+    """Facts of events about transactions that no record contains yet. `allocated`: database, table, write id and
+    transaction; `ended`: transaction and event."""
+
+    allocated: list[tuple[str, str, int, int]] = []
+    ended: list[tuple[int, int]] = []
+
+
+class Transactions:
+    """The write ids of one capture. `states`: of the tables whose objects may be listed."""
+
+    def __init__(self, source: MetastoreReader, log: Recording) -> None:
+        self._source, self._log, self._known = source, log, log.manifest
+        seen = msgspec.json.decode(self._known.recall(_KEY) or "{}", type=_Seen)
+        self._allocated = {(db, table, each): transaction for db, table, each, transaction in seen.allocated}
+        self._ended = dict(seen.ended)
+        self._snapshot = ""
+        self.states: dict[Name, acid.State] = {}
+
+    def note(self, event: NotificationEvent) -> None:
+        """Notes what an event tells of transactions."""
+        if event.type not in TRANSACTIONS or (message := message_of(event)) is None:
+            return
+        if "txnid" in message:
+            self._ended[int(message["txnid"])] = event.id
+        elif (db := message.get("dbName")) in self._known.scope():
+            for transaction, each in zip(message["txnIdList"], message["writeIdList"], strict=True):
+                self._allocated[db, message["tableName"], int(each)] = int(transaction)
+
+    def look(self, *, again: bool = False) -> None:
+        """Reads the write ids of all transactional tables, those that are new since the last call as of its moment;
+        `again`: as of now. Records those that have changed: all files of these tables are to be listed."""
+        tables = self._tables()
+        wanted = [name for name in tables if again or name not in self.states]
+        if not wanted or not self._source.keeps_transactions():
+            return
+        if again or not self._snapshot:
+            self._snapshot = self._source.snapshot()
+        found = self._source.write_ids(wanted, self._snapshot)
+        for name in wanted:
+            ids = found.get(name, WriteIds(0))
+            self.states[name] = state_of(ids, insert_only=tables[name])
+            before = self._known.write_ids(*name)
+            if before is None or before.ids != ids:
+                self._log.observe(self._change(name, ids, before))
+                self._known.unlist_table(*name)
+
+    def _tables(self) -> dict[Name, bool]:
+        """Returns the captured transactional tables, and whether rows are only inserted into them."""
+        found = {}
+        for db in self._known.scope():
+            for name, format in self._known.formats(db).items():
+                if format == "acid" and (table := self._known.table(db, name)) and is_transactional(table):
+                    found[db, name] = is_transactional(table) == INSERT_ONLY
+        return found
+
+    def _change(self, name: Name, ids: WriteIds, before: SetWriteIds | None) -> SetWriteIds:
+        known = {each.id: each.transaction for each in before.written} if before else {}
+        first = before.ids.high + 1 if before else ids.high + 1
+        fresh = (*before.ids.open, *range(first, ids.high + 1)) if before else ()
+        written = []
+        for each in sorted({*fresh, *ids.open}):
+            transaction = self._allocated.pop((*name, each), None) or known.get(each) or unnamed(name, each)
+            ended = 0 if each in ids.open else self._ended.get(transaction, 0)
+            if ended or each in known or each in ids.open:
+                written.append(Written(each, transaction, ended))
+        return SetWriteIds(db=name[0], table=name[1], ids=ids, written=tuple(written))
+
+    def remember(self) -> None:
+        """Stores what later captures need of the events."""
+        highs = {name: state.high for name, state in self.states.items()}
+        allocated = [(*key, each) for key, each in self._allocated.items() if key[2] > highs.get(key[:2], 0)]
+        waiting = {each for *_, each in allocated}
+        for name in self.states:
+            if (record := self._known.write_ids(*name)) is not None:
+                waiting |= {each.transaction for each in record.written if each.id in record.ids.open}
+        ended = [(transaction, event) for transaction, event in self._ended.items() if transaction in waiting]
+        if allocated or ended or self._known.recall(_KEY):
+            self._known.remember(_KEY, msgspec.json.encode(_Seen(allocated, ended)).decode())
+
+    def passed(self, names: Mapping[DataObject, Collection[str]]) -> bool:
+        """Returns True if a newer moment, read now, has directories that the one before could not judge: a compactor
+        has made them. Otherwise they are of writers that have not ended."""
+        tables = {(obj.db, obj.table) for obj in names}
+        now = self._source.write_ids(sorted(tables), self._source.snapshot())
+        for obj, some in names.items():
+            name = (obj.db, obj.table)
+            ids = now.get(name, WriteIds(0))
+            state = state_of(ids, insert_only=self.states[name].insert_only)
+            if acid.chosen(some, state, compacted=some).unclear != set(some):
+                return True
+        return False
+
+
+# ---- on executors ----------------------------------------------------------------------------------------------------
+
+
+def files_of(listing: Listing, location: str, state: acid.State) -> tuple[list[FileState], acid.Chosen]:
+    """Returns the files of a table or partition that belong to a state."""
+    tops = {path.partition("/")[0] for file in listing.files if "/" in (path := file.path_relative)}
+    paths = {file.path_relative for file in listing.files}
+    compacted = {top for top in tops if f"{top}/{acid.COMPACTED}" in paths}
+    clean = partial(_is_clean, listing.files, location, state)
+    found = acid.chosen(tops, state, compacted, clean)
+    return [file for file in listing.files if _belongs(file.path_relative, found)], found
+
+
+def _belongs(path: str, found: acid.Chosen) -> bool:
+    directory = acid.directory_of(path)
+    return found.originals if directory is None else directory.name in found.names
+
+
+def _is_clean(files: Sequence[FileState], location: str, state: acid.State, name: str) -> bool:
+    """Returns True if no row of a directory was written by an aborted id: it is a compactor's, not one of a writer that
+    streams into one file in several transactions."""
+    if state.insert_only:
+        return True
+    for file in files:
+        below, _, base = file.path_relative.rpartition("/")
+        if below == name and base.startswith("bucket_") and not base.endswith("_flush_length"):
+            with located(join(location, file.path_relative)).open_read() as source:
+                ids = orc.ORCFile(source).read(["currentTransaction"])["currentTransaction"]
+            if set(pc.unique(ids).to_pylist()) & state.aborted:
+                return False
+    return True

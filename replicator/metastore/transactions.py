@@ -1,0 +1,139 @@
+"""Transactions of a metastore since Hive 3, and the write ids that they have in tables.
+
+A replica's ids are the source's: `set_write_ids` states those of a new table, and transactions that stand for the
+source's add the later ones. Such a transaction is known by the source's id and a policy, a name that is chosen here:
+opening, allocating and ending it twice does nothing more. Source: Hive's TxnHandler, as run on 3.1.3, 4.0.1 and 4.2.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import methodcaller as call
+from typing import TYPE_CHECKING, Any, cast
+
+import xxhash
+from hmsclient.genthrift.hive_metastore import ttypes
+
+from replicator.core.grouping import batched
+from replicator.core.model import WriteIds
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.concurrency import is_since_3
+from replicator.metastore.constraints import Name
+from replicator.metastore.fields import method
+from replicator.metastore.requests import Send
+
+TABLES = 500  # tables in one call
+TRANSACTIONS = 1000  # transactions in one call
+NO_LIMIT = 2**63 - 1  # Hive's smallest open id if none is open
+REPLICATED = 1  # TxnType.REPL_CREATED, since Hive 4: without it the id is that of the server's own transaction
+_UNNAMED = 1 << 60  # transactions of the source that no event named have ids from here on
+OWNER = "replicator"  # user of the transactions that stand for the source's
+
+
+def unnamed(name: Name, write_id: int) -> int:
+    """Returns an id for the transaction of a table's write id that no event named: the same each time."""
+    return _UNNAMED + (xxhash.xxh3_64_intdigest(f"{name[0]}.{name[1]}:{write_id}".encode()) >> 5)
+
+
+def not_shown(source: WriteIds, target: WriteIds) -> list[int]:
+    """Returns the write ids that are committed at the source, and not on the target."""
+    invalid = {*source.open, *source.aborted}
+    lacking = range(target.high + 1, source.high + 1)
+    return [each for each in (*target.open, *target.aborted, *lacking) if each <= source.high and each not in invalid]
+
+
+def is_set(bits: bytes | str | None, index: int) -> bool:
+    """Returns a bit of Java's BitSet, as bytes."""
+    packed = bits.encode("latin-1") if isinstance(bits, str) else bits or b""
+    return index // 8 < len(packed) and bool(packed[index // 8] >> index % 8 & 1)
+
+
+def parted(ids: Sequence[int], bits: bytes | str | None) -> tuple[list[int], list[int]]:
+    """Returns open and aborted ids; `bits`: which of them are aborted."""
+    found: tuple[list[int], list[int]] = [], []
+    for index, each in enumerate(ids):
+        found[is_set(bits, index)].append(each)
+    return found
+
+
+def snapshot_of(answer: Any) -> str:
+    """Returns the transactions that a reader sees, as Hive's ValidReadTxnList writes them."""
+    open_, aborted = parted(list(answer.open_txns or ()), answer.abortedBits)
+    first = min(open_, default=NO_LIMIT)
+    return f"{answer.txn_high_water_mark}:{first}:{','.join(map(str, open_))}:{','.join(map(str, aborted))}"
+
+
+class TransactionCalls:
+    """The part of a metastore's client for transactions; see `client`."""
+
+    if TYPE_CHECKING:
+
+        def _read(self, what: str, send: Send) -> Any: ...
+
+        def _change(self, what: str, send: Send) -> Any: ...
+
+        @property
+        def bound_catalog(self) -> str | None: ...
+
+        @property
+        def default_catalog(self) -> str: ...
+
+    def keeps_transactions(self) -> bool:
+        return is_since_3(cast(MetastoreReader, self)) and self.bound_catalog in (None, self.default_catalog)
+
+    def snapshot(self) -> str:
+        return snapshot_of(self._read("open transactions", call("get_open_txns")))
+
+    def write_ids(self, tables: Sequence[Name], snapshot: str) -> dict[Name, WriteIds]:
+        found = {}
+        for some in batched(tables, TABLES):
+            names = [f"{db}.{name}" for db, name in some]
+            request = ttypes.GetValidWriteIdsRequest(fullTableNames=names, validTxnList=snapshot)
+            answer = self._read("valid write ids", method("get_valid_write_ids", request))
+            for each in answer.tblValidWriteIds:
+                db, _, name = each.fullTableName.partition(".")
+                open_, aborted = parted(each.invalidWriteIds or (), each.abortedBits)
+                found[db, name] = WriteIds(each.writeIdHighWaterMark, tuple(open_), tuple(aborted))
+        return found
+
+    def set_write_ids(self, db: str, table: str, high: int) -> None:
+        state = f"{db}.{table}:{high}:{NO_LIMIT}::"
+        about = {"user": OWNER, "hostName": OWNER, "dbName": db, "tableName": table}
+        request = ttypes.ReplTblWriteIdStateRequest(validWriteIdlist=state, **about)
+        self._change(f"write ids of {db}.{table}", method("repl_tbl_writeid_state", request))
+
+    def open_replicated(self, policy: str, transactions: Sequence[int]) -> dict[int, int]:
+        opened: dict[int, int] = {}
+        before = frozenset(self.replicated_transactions(policy)) if transactions else frozenset()
+        for some in batched(transactions, TRANSACTIONS):
+            ids = self._open(policy, some)
+            if len(ids) != len(some) or before.intersection(
+                ids
+            ):  # some were open: the server opened none of the others
+                ids = [self._open(policy, [each])[0] for each in some]
+            opened |= dict(zip(some, ids, strict=True))
+        return opened
+
+    def _open(self, policy: str, transactions: Sequence[int]) -> list[int]:
+        request = ttypes.OpenTxnRequest(num_txns=len(transactions), user=OWNER, hostname=policy)
+        request.replPolicy, request.replSrcTxnIds, request.txn_type = policy, list(transactions), REPLICATED
+        return list(self._change("open transactions", call("open_txns", request)).txn_ids)
+
+    def allocate_write_ids(self, db: str, table: str, policy: str, ids: Sequence[tuple[int, int]]) -> None:
+        """Ids in one call go to its transactions in the order of these (TxnHandler.allocateTableWriteIds)."""
+        for some in batched(ids, TRANSACTIONS):
+            pairs = [ttypes.TxnToWriteId(txnId=transaction, writeId=each) for transaction, each in some]
+            request = ttypes.AllocateTableWriteIdsRequest(
+                dbName=db, tableName=table, replPolicy=policy, srcTxnToWriteIdList=pairs
+            )
+            self._change(f"allocate write ids of {db}.{table}", method("allocate_table_write_ids", request))
+
+    def end_replicated(self, policy: str, transaction: int, *, commit: bool) -> None:
+        request = (ttypes.CommitTxnRequest if commit else ttypes.AbortTxnRequest)(txnid=transaction)
+        request.replPolicy, request.txn_type = policy, REPLICATED
+        self._change(f"end transaction {transaction}", call("commit_txn" if commit else "abort_txn", request))
+
+    def replicated_transactions(self, policy: str) -> list[int]:
+        """Returns the server's own ids of open transactions of a policy."""
+        answer = self._read("open transactions", call("get_open_txns_info"))
+        return [each.id for each in answer.open_txns or () if (each.user, each.hostname) == (OWNER, policy)]
