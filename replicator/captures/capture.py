@@ -22,7 +22,7 @@ from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
 from replicator.captures.contents import Contents, Keepers, list_named
 from replicator.captures.inventory import DataObject
-from replicator.captures.left_out import left_out
+from replicator.captures.left_out import left_out, transactional
 from replicator.captures.manifest import (
     Manifest,
     children_now,
@@ -410,6 +410,7 @@ class _Run:
     def publish(self) -> Captured:
         """Makes the capture durable, then removes the intercepted files that a gateway stored for it."""
         self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
+        self.report.transactional = transactional(self._manifest, sorted(self._manifest.scope()))
         self.report.not_replicated += [
             NotReplicated(each.name, REMOTE) for each in self._manifest.databases() if each.connector
         ]

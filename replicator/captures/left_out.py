@@ -29,6 +29,7 @@ from replicator.core.not_replicated import (
     NO_WRITE_IDS,
     OUTSIDE,
     SAID,
+    TRANSACTIONAL_VIEW,
     Format,
     NotReplicated,
     iceberg_pointer,
@@ -53,6 +54,18 @@ def left_out(
                 if reason:
                     found[f"{db}.{name}"] = reason
     return found
+
+
+def transactional(
+    manifest: Manifest, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
+) -> list[str]:
+    """Returns the transactional tables that are replicated if the target has write ids, as "db.table"."""
+    return [
+        f"{db}.{name}"
+        for db in databases
+        for name, format in manifest.formats(db).items()
+        if format == ACID and holds((db, name)) and manifest.write_ids(db, name) is not None
+    ]
 
 
 def gaps(manifest: Manifest, tables: dict[str, str]) -> list[NotReplicated]:
@@ -119,9 +132,11 @@ def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
 
 
 def _acid_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
-    """Yields why a transactional table is left out: no capture could read its write ids."""
+    """Yields why a transactional table is left out: no capture could read its write ids, or it is a view's."""
     table = manifest.table(db, name)
-    if table is not None and is_transactional(table) and manifest.write_ids(db, name) is None:
+    if table is not None and not is_transactional(table):
+        yield TRANSACTIONAL_VIEW
+    elif manifest.write_ids(db, name) is None:
         yield NO_WRITE_IDS
 
 

@@ -43,8 +43,9 @@ class Captured(Report):
     by kind; scan_seconds, compare_seconds: the time to scan directories (including listing those that changed), and to
     compare tables with the metastore; scanned: progress of a time-limited scan; covered_until: every change before this
     time is in the log, with or without an event (seconds since 1970; None: a database was never scanned completely);
-    `databases`: all that the root captures, not only those of this call; `formats`: tables whose format loads leave
-    out, with the reason; `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
+    `databases`: all that the root captures, not only those of this call; `formats`: tables whose format loads
+    leave out, with the reason; `transactional`: tables that loads into metastores before Hive 3 leave out; `warnings`:
+    objects whose directory is missing, fields that would be lost, repairs."""
 
     root: str
     first_position: int
@@ -62,6 +63,7 @@ class Captured(Report):
     missing_directories: list[str] = field(default_factory=list)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     formats: dict[str, str] = field(default_factory=dict)
+    transactional: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
     scan_seconds: float = 0.0

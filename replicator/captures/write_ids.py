@@ -93,8 +93,8 @@ class Transactions:
 
     def _change(self, name: Name, ids: WriteIds, before: SetWriteIds | None) -> SetWriteIds:
         known = {each.id: each.transaction for each in before.written} if before else {}
-        first = before.ids.high + 1 if before else ids.high + 1
-        fresh = (*before.ids.open, *range(first, ids.high + 1)) if before else ()
+        named = [each for db, table, each in self._allocated if (db, table) == name and each <= ids.high]
+        fresh = (*before.ids.open, *range(before.ids.high + 1, ids.high + 1)) if before else named
         written = []
         for each in sorted({*fresh, *ids.open}):
             transaction = self._allocated.pop((*name, each), None) or known.get(each) or unnamed(name, each)

@@ -15,14 +15,7 @@ from replicator.captures.unlistable import REFUSED
 from replicator.captures.write_ids import state_of
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Statistics, Table, WriteIds, partition_name
-from replicator.core.not_replicated import (
-    INSERT_ONLY,
-    NO_TRANSACTIONS,
-    NO_WRITE_IDS,
-    SUPPORTED,
-    FormatChoice,
-    is_transactional,
-)
+from replicator.core.not_replicated import INSERT_ONLY, SUPPORTED, FormatChoice, is_transactional
 from replicator.core.policy import Principals
 from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound
@@ -30,7 +23,7 @@ from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_both
 from replicator.metastore.events.scope import Patterns, has_column_statistics, matches_name
 from replicator.metastore.grants import Granted
-from replicator.metastore.transactions import not_shown
+from replicator.metastore.transactions import not_shown, why_without
 
 # ---- write ids -------------------------------------------------------------------------------------------------------
 # Write ids of transactional tables: which files of the source are compared, and which rows the target does not show.
@@ -46,9 +39,7 @@ class WriteIdComparison:
     @cached_property
     def unknown(self) -> str:
         """The reason why transactional tables are not replicated; empty if they are."""
-        if not self._comparison.source.keeps_transactions():
-            return NO_WRITE_IDS
-        return "" if self._comparison.target.keeps_transactions() else NO_TRANSACTIONS
+        return why_without(self._comparison.source, self._comparison.target)
 
     @cached_property
     def _snapshot(self) -> str:

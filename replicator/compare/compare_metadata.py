@@ -274,7 +274,7 @@ class MetadataComparison:
         own = (None, None) if shared else (source.location, target.location)
         placement = self._placement(sides, *own)
         homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
-        if is_transactional(source):
+        if is_transactional(source) and not self._write_ids.unknown:
             for each in self._write_ids.hidden(source, target):
                 self.differences.add(difference(name, "write ids", each, None))
         replica = with_seen(source, replica_table(source, placement, _NO_MARK, shared=shared), sides.source.location)

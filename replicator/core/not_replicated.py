@@ -157,6 +157,7 @@ _REASONS: dict[Format, str] = {
 }
 NO_WRITE_IDS = "a transactional table: the source's metastore has no write ids, as before Hive 3"
 NO_TRANSACTIONS = "a transactional table: the target's metastore has no write ids, as before Hive 3"
+TRANSACTIONAL_VIEW = "a transactional table of a materialized view: rebuild the view on the target"
 ACID: Format = "acid"
 FULL, INSERT_ONLY = "full", "insert_only"  # kinds of transactional tables
 NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
@@ -202,8 +203,9 @@ def table_format(table: Table) -> Format:
 
 
 def is_transactional(table: Table) -> str:
-    """Returns FULL for a transactional table with row ids, INSERT_ONLY for one without; empty for any other object."""
-    if table_format(table) != ACID:
+    """Returns FULL for a transactional table with row ids, INSERT_ONLY for one without; empty for any other object, and
+    for a materialized view."""
+    if table_format(table) != ACID or table.has_query:
         return ""
     given = {key.lower(): value.strip().lower() for key, value in table.parameters.items()}
     return INSERT_ONLY if given.get("transactional_properties") == INSERT_ONLY else FULL
@@ -219,6 +221,8 @@ def iceberg_pointer(table: Table) -> str:
 def why_not_replicated(table: Table) -> str:
     """Returns why a load cannot make a copy of a table; empty if it can, as far as the metastore knows."""
     format = table_format(table)
+    if format == ACID and table.has_query:
+        return TRANSACTIONAL_VIEW
     return NO_POINTER if format == ICEBERG and not iceberg_pointer(table) else reason_of(format)
 
 

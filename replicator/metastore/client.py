@@ -221,10 +221,6 @@ class MetastoreReader(Protocol):
         """Returns the write ids of transactional tables as of a snapshot, also of an earlier one."""
         ...
 
-    def replicated_transactions(self, policy: str) -> list[int]:
-        """Returns the server's own ids of open transactions of a policy."""
-        ...
-
     def grants(self, databases: Collection[str]) -> Granted:
         """Returns the grants on databases and on their tables, columns and partitions, by one call for each type."""
         ...
@@ -346,6 +342,10 @@ class Metastore(MetastoreReader, Protocol):
 
     def end_replicated(self, policy: str, transaction: int, *, commit: bool) -> None:
         """Commits or aborts a replicated transaction. Has no effect on one that has ended, or is unknown."""
+        ...
+
+    def abort_replicated(self, database: str) -> int:
+        """Aborts the open transactions that stand for a source's in a database. Returns their number."""
         ...
 
     def set_table_statistics(self, statistics: Statistics) -> None: ...

@@ -7,7 +7,7 @@ opening, allocating and ending it twice does nothing more. Source: Hive's TxnHan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import methodcaller as call
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ from hmsclient.genthrift.hive_metastore import ttypes
 
 from replicator.core.grouping import batched
 from replicator.core.model import WriteIds
+from replicator.core.not_replicated import NO_TRANSACTIONS, NO_WRITE_IDS
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import is_since_3
 from replicator.metastore.constraints import Name
@@ -25,9 +26,22 @@ from replicator.metastore.requests import Send
 TABLES = 500  # tables in one call
 TRANSACTIONS = 1000  # transactions in one call
 NO_LIMIT = 2**63 - 1  # Hive's smallest open id if none is open
+OPEN = 3  # TxnState of an open one
 REPLICATED = 1  # TxnType.REPL_CREATED, since Hive 4: without it the id is that of the server's own transaction
 _UNNAMED = 1 << 60  # transactions of the source that no event named have ids from here on
 OWNER = "replicator"  # user of the transactions that stand for the source's
+
+
+def why_without(source: MetastoreReader, target: MetastoreReader) -> str:
+    """Returns the reason why transactional tables are not replicated between two metastores; empty if they are."""
+    if not source.keeps_transactions():
+        return NO_WRITE_IDS
+    return "" if target.keeps_transactions() else NO_TRANSACTIONS
+
+
+def policy_of(source: str, database: str) -> str:
+    """Returns the name under which a server knows transactions of a source in one of its databases."""
+    return f"replicator.{source}.{database}"
 
 
 def unnamed(name: Name, write_id: int) -> int:
@@ -104,7 +118,7 @@ class TransactionCalls:
 
     def open_replicated(self, policy: str, transactions: Sequence[int]) -> dict[int, int]:
         opened: dict[int, int] = {}
-        before = frozenset(self.replicated_transactions(policy)) if transactions else frozenset()
+        before = frozenset(self._replicated(lambda each: each == policy)) if transactions else frozenset()
         for some in batched(transactions, TRANSACTIONS):
             ids = self._open(policy, some)
             if len(ids) != len(some) or before.intersection(
@@ -133,7 +147,14 @@ class TransactionCalls:
         request.replPolicy, request.txn_type = policy, REPLICATED
         self._change(f"end transaction {transaction}", call("commit_txn" if commit else "abort_txn", request))
 
-    def replicated_transactions(self, policy: str) -> list[int]:
-        """Returns the server's own ids of open transactions of a policy."""
+    def abort_replicated(self, database: str) -> int:
+        ids = self._replicated(lambda policy: policy.endswith(f".{database}"))
+        if ids:
+            self._change(f"abort transactions of {database}", call("abort_txns", ttypes.AbortTxnsRequest(ids)))
+        return len(ids)
+
+    def _replicated(self, concerns: Callable[[str], bool]) -> list[int]:
+        """Returns the server's own ids of open transactions of some policies."""
         answer = self._read("open transactions", call("get_open_txns_info"))
-        return [each.id for each in answer.open_txns or () if (each.user, each.hostname) == (OWNER, policy)]
+        ours = (each for each in answer.open_txns or () if each.user == OWNER and each.state == OPEN)
+        return [each.id for each in ours if concerns(each.hostname)]

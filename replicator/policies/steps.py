@@ -29,6 +29,7 @@ from replicator.core.config import Brake
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     NAMES_SOURCE,
+    NO_TRANSACTIONS,
     NOT_TAKEN,
     PROPERTY,
     NotReplicated,
@@ -162,7 +163,10 @@ class Steps:
         """Returns the policy's objects that no run replicates: tables in unsupported formats, objects of the server."""
         names, patterns = {pair.name for pair in self.direction.matching}, self.direction.patterns
         found = of_server(captured.not_replicated, self.direction.source, names)
-        for name, reason in captured.formats.items() if self.policy.formats != AS_THEY_ARE else ():
+        formats = dict(captured.formats)
+        if captured.transactional and not self.direction.target.keeps_transactions():
+            formats |= dict.fromkeys(captured.transactional, NO_TRANSACTIONS)
+        for name, reason in formats.items() if self.policy.formats != AS_THEY_ARE else ():
             db, _, table = name.partition(".")
             if db in names and patterns.match(table):
                 found.append(NotReplicated(name, reason))

@@ -17,7 +17,7 @@ from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Table
 from replicator.core.named_files import NAMED
-from replicator.core.not_replicated import NotReplicated, iceberg_pointer, is_transactional, merged
+from replicator.core.not_replicated import NO_TRANSACTIONS, NotReplicated, iceberg_pointer, is_transactional, merged
 from replicator.core.policy import Principals
 from replicator.replay.placement import PUBLISHED, Placement, is_published, usual_place
 from replicator.replay.replica import Mark, has_sources_data
@@ -206,7 +206,7 @@ class TablePlan:
     source's, so none of it is copied or removed. `there`: the target's table.
     If a load publishes by snapshots (see `isolate`): `place`: this load's directory for it; `touched`: its
     partitions whose files change, "" for its own files; `placement`: locates it where `table` is; `replaces`: another
-    table that is dropped when this one is created."""
+    table that is dropped when this one is created. `begins_again`: only its metadata is dropped before."""
 
     name: Name
     lineage: Lineage
@@ -221,6 +221,7 @@ class TablePlan:
     touched: set[str] = field(default_factory=set)
     placement: Placement | None = None
     replaces: Table | None = None
+    begins_again: bool = False
 
     @property
     def source(self) -> str:
@@ -370,6 +371,8 @@ class Plan:
         metadata, formats = self.metadata, {} if self.as_they_are else self.metadata.formats
         loaded = metadata.formats.keys() - formats.keys()
         known = [each for each in metadata.not_replicated if each.unknown or each.object not in loaded]
+        if not (self.transactions or self.as_they_are):
+            formats = formats | dict.fromkeys(metadata.transactional, NO_TRANSACTIONS)
         named = {".".join(each.lineage.now): each.reason for each in self.left_out if each.lineage.now}
         return merged(self.lacked, (NotReplicated(*each) for each in (formats | named).items()), known)
 

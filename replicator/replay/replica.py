@@ -35,6 +35,7 @@ LEFT_OUT = "replicator.left.out"  # of a table that an earlier load created: why
 EXTERNAL_DATA = "replicator.external"  # of a database: where its data outside of its directory is stored
 APART = "apart"  # in a directory of its own below the external one; without it directly there, as in older releases
 NO_COMPACTION = "no_auto_compaction"  # of a transactional table: its metastore does not compact it by itself
+COMPACTION = "replicator.no_auto_compaction"  # the source's value of it
 LOADED = "replicator.pointer"  # of an Iceberg table: the metadata file that the last load has set
 DATA = "replicator.data"  # of a table whose files are the source's: "source"
 PURGE = "external.table.purge"
@@ -77,6 +78,14 @@ def has_sources_data(table: Table | None) -> bool:
     return table is not None and table.parameters.get(DATA) == "source"
 
 
+def for_writers(table: Table) -> Table:
+    """Returns a transactional table of a replica that becomes a primary: its metastore compacts it again."""
+    parameters = {key: value for key, value in table.parameters.items() if key not in (NO_COMPACTION, COMPACTION)}
+    if COMPACTION in table.parameters:
+        parameters[NO_COMPACTION] = table.parameters[COMPACTION]
+    return msgspec.structs.replace(table, parameters=parameters)
+
+
 def pointer_of_others(table: Table) -> str:
     """Returns the metadata file of an Iceberg table of the target that another writer has set since the last load;
     empty if none has."""
@@ -106,7 +115,8 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
     if pointer := iceberg_pointer(table):
         parameters[LOADED] = placement.path_in_text(table.db, table.location, pointer)
     if is_transactional(table):
-        parameters[NO_COMPACTION] = "true"
+        own = {COMPACTION: table.parameters[NO_COMPACTION]} if NO_COMPACTION in table.parameters else {}
+        parameters |= own | {NO_COMPACTION: "true"}
     return msgspec.structs.replace(
         table,
         db=placement.database(table.db),

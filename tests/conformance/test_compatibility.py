@@ -116,6 +116,23 @@ def _basic_statistics(home: Home) -> Any:
     return "BASIC_STATS" in home.client.get_partitions(home.db, "t", -1)[0].parameters[ACCURATE]
 
 
+def _format_of_serde(home: Home) -> Any:
+    home.create()
+    orc = "org.apache.hadoop.hive.ql.io.orc.Orc"
+    serde = ttypes.SerDeInfo(serializationLib=f"{orc}Serde", parameters={"serialization.format": "1"})
+    formats = {"inputFormat": f"{orc}InputFormat", "outputFormat": f"{orc}OutputFormat", "serdeInfo": serde}
+    storage = home.storage("t", **formats, numBuckets=1, bucketCols=["a"])
+    about = {"owner": "o", "tableType": "MANAGED_TABLE", "parameters": {"transactional": "true"}}
+    made = ttypes.Table(dbName=home.db, tableName="t", sd=storage, partitionKeys=[], **about)
+    home.write("t", {})
+    if home.hive in ("2.3", "3.1"):
+        home.client.create_table(made)
+    else:
+        can = ["HIVEFULLACIDWRITE"]
+        home.client.create_table_req(ttypes.CreateTableRequest(table=made, processorCapabilities=can))
+    return home.table("t").sd.serdeInfo.parameters.get("serialization.format")
+
+
 def _counted_view(home: Home) -> Any:
     home.create()
     home.create_table("t", kind=EXTERNAL)
@@ -134,7 +151,8 @@ SEEN: dict[str, tuple[Callable[[Home], Any], Callable[[Any], bool], tuple[str, .
     RULES[2].what: (_translation, lambda seen: seen == (EXTERNAL, "TRUE", "TRUE"), ("4.0", "4.2")),
     RULES[3].what: (_erasure_coded, lambda seen: seen == "0", ("4.0", "4.2")),
     RULES[4].what: (_basic_statistics, lambda seen: bool(seen), ("4.0", "4.2")),
-    RULES[5].what: (_counted_view, lambda seen: seen == ("0", "0"), ("2.3", "3.1", "4.0", "4.2")),
+    RULES[5].what: (_format_of_serde, lambda seen: seen is None, ("4.0", "4.2")),
+    RULES[6].what: (_counted_view, lambda seen: seen == ("0", "0"), ("2.3", "3.1", "4.0", "4.2")),
 }
 """For each rule: what is done, whether a server has added what it says, and the servers that do."""
 

@@ -62,7 +62,9 @@ def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
     storage = msgspec.structs.replace(table.storage, input_format=more.get("input_format"))
     table = msgspec.structs.replace(table, storage=storage)
     assert table_format(table) == format
-    replicated = format in ("plain", "delta", "handler") or (format == "iceberg" and bool(iceberg_pointer(table)))
+    replicated = format in ("plain", "delta", "handler", "acid") or (
+        format == "iceberg" and bool(iceberg_pointer(table))
+    )
     assert bool(why_not_replicated(table)) != replicated
 
 

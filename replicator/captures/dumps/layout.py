@@ -217,7 +217,8 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     `source`: the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`:
     number of file entries that remove files; `slot`: the consumer of the dump, which its load confirms; `epochs`:
     database -> epoch of its role at the source (0: it had no role; absent: the source was not queried);
-    `not_replicated`: objects that a load cannot replicate exactly; `formats`: tables that loads leave out because of
+    `not_replicated`: objects that a load cannot replicate exactly; `transactional`: tables that loads
+    into a metastore without write ids leave out; `formats`: tables that loads leave out because of
     their format, with the reason; `empty`: tables and partitions (`db.table/p=1`) without a directory that the operator
     has declared empty; `held`: bytes of all files in scope at `end`, if an increment removes files; `constraints`: True
     if the source's constraints are known, so that a table without constraints in the dump has none; `grants`: the same,
@@ -246,6 +247,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     epochs: dict[str, int] = {}
     not_replicated: tuple[NotReplicated, ...] = ()
     formats: dict[str, str] = {}
+    transactional: list[str] = []
     empty: tuple[str, ...] = ()
     held: int | None = None
     constraints: bool = False

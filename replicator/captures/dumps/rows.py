@@ -16,7 +16,7 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import Scope
 from replicator.captures.dumps.selection import Entering, Selection
 from replicator.captures.dumps.writer import DumpWriter
-from replicator.captures.left_out import gaps, left_out
+from replicator.captures.left_out import gaps, left_out, transactional
 from replicator.captures.manifest import GRANTS, Manifest, is_known, read_records
 from replicator.captures.unlistable import (
     Uncaptured,
@@ -357,6 +357,7 @@ class Content:
             epochs=dict(epochs),
             not_replicated=tuple(lacking),
             formats=formats,
+            transactional=transactional(self._manifest, self._selection.databases, self._selection.holds),
             empty=tuple(self._empty()),
             held=self._held(),
             constraints=is_known(self._manifest),

@@ -204,7 +204,9 @@ class _Check:
         self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction, root))))
 
     def _formats(self, direction: _Direction) -> list[Finding]:
-        self.not_replicated, unseen = policy_health.find_left_out(self.policy, direction.pairs, direction.source)
+        self.not_replicated, unseen = policy_health.find_left_out(
+            self.policy, direction.pairs, direction.source, direction.target
+        )
         return policy_health.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
 
     def _lacking(self, direction: _Direction) -> Finding:

@@ -18,6 +18,7 @@ from replicator.core.not_replicated import (
     PROPERTY,
     NotReplicated,
     from_property,
+    is_transactional,
     merged,
     why_not_replicated,
 )
@@ -27,6 +28,7 @@ from replicator.core.text import bound_text, count_text, duration_text
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.events.scope import Patterns
+from replicator.metastore.transactions import why_without
 from replicator.policies.checks import Figure, Finding, Health
 from replicator.policies.direction import Pair
 from replicator.policies.drill_record import Drill
@@ -415,11 +417,13 @@ LOOKED_AT = 20_000  # tables of a policy: some 10 s, while the user waits
 BATCH = 500
 
 
-def find_left_out(policy: Policy, pairs: Iterable[Pair], source: MetastoreReader) -> tuple[list[NotReplicated], int]:
-    """Returns tables of the source that runs leave out, according to its metastore, and how many were not checked.
-    Clones of Delta tables are indistinguishable there: captures and runs detect them."""
+def find_left_out(
+    policy: Policy, pairs: Iterable[Pair], source: MetastoreReader, target: MetastoreReader
+) -> tuple[list[NotReplicated], int]:
+    """Returns tables that runs leave out, as far as metastores tell, and how many were not checked."""
     if policy.formats == AS_THEY_ARE:
         return [], 0
+    without = why_without(source, target)
     patterns, found, looked, names_left = Patterns.parse(policy.include, policy.exclude), [], 0, 0
     for pair in pairs:
         if pair.source is None or not pair.matches:
@@ -430,7 +434,7 @@ def find_left_out(policy: Policy, pairs: Iterable[Pair], source: MetastoreReader
         for some in batched(here, BATCH):
             refused: dict[str, str] = {}
             for table in source.tables(pair.name, some, refused):
-                if reason := why_not_replicated(table):
+                if reason := (is_transactional(table) and without) or why_not_replicated(table):
                     found.append(NotReplicated(f"{table.db}.{table.name}", reason))
             found += [NotReplicated(f"{pair.name}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]
     return found, names_left
@@ -440,19 +444,16 @@ def judge_formats(
     left_out: Sequence[NotReplicated], unseen: int, pairs: Iterable[Pair], target: MetastoreReader
 ) -> list[Finding]:
     """Evaluates tables in unsupported formats. `unseen`: tables that were not checked."""
-    more = f"; {unseen} tables were not checked" if unseen else ""
-    figures = (Figure("not_replicated", len(left_out)),)
+    more, figures = f"; {unseen} tables were not checked" if unseen else "", (Figure("not_replicated", len(left_out)),)
     if not left_out:
         return [Finding("formats", "ok", f"every table can be replicated{more}", figures=figures)]
     hint = "exclude them, so that runs are complete without them, and copy them with their own tools"
-    findings = [
-        Finding("formats", "warning", f"not replicated: {_listed_objects(map(str, left_out))}{more}", hint, figures)
-    ]
-    made = []
+    shown = f"not replicated: {_listed_objects([*map(str, left_out)])}{more}"
+    findings, made = [Finding("formats", "warning", shown, hint, figures)], list[str]()
     for pair in pairs:
         names = [each.object.partition(".")[2] for each in left_out if each.object.startswith(f"{pair.name}.")]
-        if names and pair.target is not None:
-            made += [f"{table.db}.{table.name}" for table in target.tables(pair.replica, names)]
+        tables = target.tables(pair.replica, names) if names and pair.target is not None else []
+        made += [f"{table.db}.{table.name}" for table in tables]
     if made:
         hint = "drop them on the target without their data (no PURGE, which would delete the source's files)"
         text = f"tables that are not replicas, created by an earlier release or otherwise: {_listed_objects(made)}"
@@ -460,6 +461,5 @@ def judge_formats(
     return findings
 
 
-def _listed_objects(names: Iterable[str]) -> str:
-    names = list(names)
+def _listed_objects(names: Sequence[str]) -> str:
     return "; ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

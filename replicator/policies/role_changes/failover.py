@@ -41,6 +41,7 @@ from replicator.policies.role_changes.role_change import (
     give,
     highest_epoch,
     ignore,
+    open_for_writers,
     reverse_slots,
     side,
     steps_of,
@@ -372,6 +373,7 @@ class _Failover:
         for pair in direction.pairs:
             give(direction.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA, Role.PRIMARY))
             forget_checkpoint(direction.target, pair.replica)
+            open_for_writers(direction.target, pair.replica)
         return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.pairs]}
 
     def slots(self) -> Details:

@@ -23,17 +23,20 @@ from cmroot.lease import Lease
 from cmroot.pins import Slot, create_slot, drop_slot, find_slot
 from cmroot.root import ChangeRoot
 from replicator.captures.dumps.dump import BOOTSTRAP
+from replicator.core.grouping import batched
 from replicator.core.logging import step as told_step
-from replicator.core.not_replicated import Report
+from replicator.core.not_replicated import Report, is_transactional
 from replicator.core.policy import Policy
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import Error, Refused
 from replicator.metastore.client import Metastore
+from replicator.metastore.concurrency import TABLE_BATCH
 from replicator.policies.direction import Direction, Pair
 from replicator.policies.memory import Memory, RoleChange, iso
 from replicator.policies.memory import Step as Remembered
 from replicator.policies.roles import label, read_role, set_role
 from replicator.policies.steps import CHECKPOINT, NO_WAIT
+from replicator.replay.replica import for_writers
 
 Details = dict[str, Any]
 
@@ -238,6 +241,18 @@ def forget_checkpoint(metastore: Metastore, db: str) -> None:
     if there.parameters.keys() & CHECKPOINT:
         kept = {key: value for key, value in there.parameters.items() if key not in CHECKPOINT}
         metastore.alter_database(db, msgspec.structs.replace(there, parameters=kept))
+
+
+def open_for_writers(metastore: Metastore, db: str) -> None:
+    """Ends the transactions of the former source in a database that becomes a primary, and lets its metastore compact
+    its transactional tables. May run twice."""
+    if not metastore.keeps_transactions():
+        return
+    metastore.abort_replicated(db)
+    for names in batched(metastore.table_names(db), TABLE_BATCH):
+        for table in metastore.tables(db, names):
+            if is_transactional(table) and (opened := for_writers(table)) != table:
+                metastore.alter_table(db, table.name, opened)
 
 
 def reverse_slots(policy: Policy, new: ChangeRoot, old: ChangeRoot | None, *, clock: Callable[[], float]) -> Details:

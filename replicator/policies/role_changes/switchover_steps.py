@@ -35,6 +35,7 @@ from replicator.policies.role_changes.role_change import (
     give,
     highest_epoch,
     ignore,
+    open_for_writers,
     reverse_slots,
     seconds_between,
     side,
@@ -159,6 +160,7 @@ class SwitchoverSteps:
         for pair in direction.matching:
             give(direction.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA,))
             forget_checkpoint(direction.target, pair.replica)
+            open_for_writers(direction.target, pair.replica)
         return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.matching]}
 
     def _refuse_unfenced(self, direction: Direction) -> None:

@@ -160,6 +160,9 @@ class Commit:
             self._name(step, named_paths(step.lineage.table, step.table))
         if step.table.location and not step.shared:  # a server requires the directory even of a view that has one
             make_directory(step.table.location)
+        if step.begins_again and step.exists:
+            self._work.target.drop_table(*step.name)
+            step.exists = False
         if step.replaces is not None and not step.exists:
             self._replace(step, step.replaces)
         if not step.exists:

@@ -38,7 +38,7 @@ from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.staging import Claims, sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
-from replicator.replay.apply.transactional import end_transactions, refuse_writes_of_others
+from replicator.replay.apply.transactional import begin_again, end_transactions
 from replicator.replay.apply.transfer import (
     Cloning,
     copy_files,
@@ -123,7 +123,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             work.may_begin()
             compare(replay)
             refuse_commits_of_others(plan)
-            refuse_writes_of_others(plan, replay.target)
+            begin_again(plan, replay.target)
             if not options.allow_missing:
                 probe_files(replay)
             if options.brake is not None and not options.exact and _may_remove(plan):

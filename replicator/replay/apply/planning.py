@@ -223,7 +223,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         seen=seen,
     )
     acid = any(each.table and is_transactional(each.table) for each in squashed.lineages)
-    plan.transactions = not acid or target.keeps_transactions()
+    plan.transactions = not (acid or reader.metadata.transactional) or target.keeps_transactions()
     make_plan(plan, there)
     if any(step.lineage.constraints for step in plan.tables):
         lack_constraints(plan, target.constraint_kinds())

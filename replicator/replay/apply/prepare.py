@@ -15,6 +15,7 @@ from cmroot.names import foreign
 from cmroot.store.place import Place, join, located, normal, relative
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
+from replicator.core.not_replicated import is_transactional
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.existing_objects import create_databases
@@ -48,6 +49,8 @@ class Preparation:
         self._leave_refused()
         for step in self._work.plan.tables:
             self._settle(step)
+            self._convert(step)
+        self._leave_refused()
         for step in self._work.plan.tables:
             self._prepare_partitions(step)
         self._clear_tables()
@@ -188,6 +191,18 @@ class Preparation:
         if note.exists():
             self._work.recycle({note.read_bytes().decode(): step.name}, Leaving({step.name}))
             note.remove_own()
+
+    def _convert(self, step: TablePlan) -> None:
+        """Makes a table of the target transactional, before its directories get files of write ids: a server then
+        refuses it (TransactionalValidationListener). A table that is refused is left out. May run twice."""
+        if step.table is None or not step.exists or not is_transactional(step.table):
+            return
+        if step.there is None or is_transactional(step.there):
+            return
+        there = self._work.target.table(*step.name)
+        made = {key: value for key, value in step.table.parameters.items() if key.lower().startswith("transactional")}
+        converted = msgspec.structs.replace(there, parameters=there.parameters | made)
+        self._work.outcomes.attempt(step.source, self._work.target.alter_table, *step.name, converted)
 
     def _carry(self, name: Name, pairs: Sequence[tuple[str, str]], *, of_roots: bool = False) -> None:
         """Carries files of a table from one directory of each pair to the other. of_roots: as of a `CloneTask`."""

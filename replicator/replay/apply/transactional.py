@@ -21,11 +21,12 @@ from cmroot.store.hdfs import SCHEMES
 from cmroot.store.place import located
 from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
+from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.model import WriteIds
 from replicator.core.not_replicated import is_transactional
 from replicator.errors import Refused
-from replicator.metastore.client import Metastore
-from replicator.metastore.transactions import not_shown, unnamed
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.transactions import not_shown, policy_of, unnamed
 from replicator.replay.apply.origins import Wanted, directory_of
 from replicator.replay.plan import EntryKey, FileRules, Name, Plan, TablePlan
 
@@ -106,39 +107,29 @@ class Ending:
 
 @dataclass
 class WriteIdPlan:
-    """The changes that bring write ids of the target to the source's. `first`: by table, the ids stated at once;
-    `allocated`: by table, (transaction, id) pairs, in the order of the ids; `opened`: transactions to open; `ended`:
-    transactions to end."""
+    """The changes that bring write ids of the tables of one database to the source's. `first`: by table, the ids stated
+    at once; `allocated`: by table, (transaction, id) pairs, in the order of the ids; `opened`: transactions to open;
+    `ended`: transactions to end."""
 
     first: dict[Name, int] = field(default_factory=dict)
     allocated: dict[Name, list[tuple[int, int]]] = field(default_factory=dict)
     opened: dict[int, None] = field(default_factory=dict)
     ended: dict[int, Ending] = field(default_factory=dict)
 
-    def in_order(self) -> Iterable[tuple[int, Ending]]:
-        """Returns the transactions to end: those of unknown order first."""
-        return sorted(self.ended.items(), key=lambda each: (each[1].order, each[0]))
 
-
-def policy_of(plan: Plan) -> str:
-    """Returns the name under which the target knows transactions of this source in these databases."""
-    return f"replicator.{plan.metadata.root_id}.{'.'.join(sorted(plan.placement.databases.values()))}"[:250]
-
-
-def plan_write_ids(steps: Iterable[TablePlan], there: Mapping[Name, WriteIds]) -> WriteIdPlan:
-    """Decides the changes of write ids. there: those of the target now."""
-    plan = WriteIdPlan()
+def plan_write_ids(steps: Iterable[TablePlan], there: Mapping[Name, WriteIds]) -> dict[str, WriteIdPlan]:
+    """Decides the changes of write ids, by database of the target. there: the ids now."""
+    plans: dict[str, WriteIdPlan] = {}
     for step in steps:
         wanted, now = step.lineage.write_ids, there.get(step.name, NONE)
         if wanted is None:
             continue
-        high = now.high
-        if high == 0:  # of a new table: all ids before the first open one at once, as committed: none has a file
-            high = min(wanted.open) - 1 if wanted.open else wanted.high
+        plan, high = plans.setdefault(step.name[0], WriteIdPlan()), now.high
+        if high == 0:  # those before the first whose transaction is open, or named by an event: at once
+            high = min((*wanted.open, *step.lineage.written, wanted.high + 1)) - 1
             if high:
                 plan.first[step.name] = high
-        fresh = range(high + 1, wanted.high + 1)
-        for each in (*fresh, *now.open):
+        for each in (*range(high + 1, wanted.high + 1), *now.open):
             known = step.lineage.written.get(each)
             transaction = known.transaction if known else unnamed(step.name, each)
             if each > high:
@@ -146,33 +137,30 @@ def plan_write_ids(steps: Iterable[TablePlan], there: Mapping[Name, WriteIds]) -
                 plan.allocated.setdefault(step.name, []).append((transaction, each))
             if each <= wanted.high and each not in wanted.open:
                 plan.ended[transaction] = Ending(each not in wanted.aborted, known.commit if known else 0)
-    return plan
+    return plans
 
 
 def end_transactions(plan: Plan, target: Metastore) -> None:
     """Brings the write ids of a load's transactional tables to the source's. Raises Refused if rows of the source stay
     invisible: the target has ended a transaction otherwise."""
-    steps, policy = _steps(plan), policy_of(plan)
-    if not steps:
-        return
-    changes = plan_write_ids(steps, _write_ids(target, steps))
-    for (db, name), high in changes.first.items():
-        target.set_write_ids(db, name, high)
-    own = target.open_replicated(policy, list(changes.opened))
-    for (db, name), pairs in changes.allocated.items():
-        for some in runs(pairs, own):
-            target.allocate_write_ids(db, name, policy, some)
-    for transaction, ending in changes.in_order():
-        target.end_replicated(policy, transaction, commit=ending.commit)
-    there = _write_ids(target, steps) if changes.first or changes.opened or changes.ended else {}
+    steps = _steps(plan)
+    changes = plan_write_ids(steps, _write_ids(target, steps)) if steps else {}
+    ended = list[tuple[int, int, str, bool]]()
+    for database, each in changes.items():
+        policy = policy_of(plan.metadata.root_id, database)
+        for (db, name), high in each.first.items():
+            target.set_write_ids(db, name, high)
+        own = target.open_replicated(policy, list(each.opened))
+        for (db, name), pairs in each.allocated.items():
+            for some in runs(pairs, own):
+                target.allocate_write_ids(db, name, policy, some)
+        ended += [(ending.order, number, policy, ending.commit) for number, ending in each.ended.items()]
+    for _, transaction, policy, commit in sorted(ended):  # those of unknown order first
+        target.end_replicated(policy, transaction, commit=commit)
+    there = _write_ids(target, steps) if steps else {}
     for step in steps:
-        ids = there.get(step.name)
-        if step.lineage.write_ids and ids and (hidden := not_shown(step.lineage.write_ids, ids)):
-            raise Refused(
-                f"table {'.'.join(step.name)} of the target does not show the writes {hidden[:5]} of the source, which "
-                "are committed: its metastore has aborted them, or another program has these write ids",
-                hint="drop this table of the target and load a bootstrap of it: `replicator verify --repair` does both",
-            )
+        if hidden := _hidden(step, there):
+            raise _never_shown(step, hidden)
 
 
 def runs(pairs: Iterable[tuple[int, int]], own: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
@@ -187,22 +175,39 @@ def runs(pairs: Iterable[tuple[int, int]], own: Mapping[int, int]) -> Iterator[l
         yield some
 
 
-def refuse_writes_of_others(plan: Plan, target: Metastore) -> None:
-    """Raises Refused if another writer has written to a transactional table of the target, before anything is
-    changed."""
+def begin_again(plan: Plan, target: MetastoreReader) -> None:
+    """Marks the existing transactional tables whose write ids on the target can never become the source's: their
+    metadata is dropped and created again, and so begins with new ids. Raises Refused unless the load may replace what
+    others have written: they have taken ids that the source will take."""
     steps = [step for step in _steps(plan) if step.exists]
-    if not steps or plan.replaces_commits:
-        return
-    there = _write_ids(target, steps)
+    there = _write_ids(target, steps) if steps else {}
     for step in steps:
         wanted, now = step.lineage.write_ids, there.get(step.name, NONE)
-        if wanted is not None and now.high > wanted.high:
+        ahead = wanted is not None and now.high > wanted.high
+        if wanted is not None and ahead and not plan.replaces_commits:
             raise Refused(
                 f"another writer has written to the transactional table {'.'.join(step.name)} of the target: its write "
                 f"ids reach {now.high}, those of the source {wanted.high}",
                 hint="--overwrite, or a repair of the table, replaces it (its files are moved to the target's $cmroot);"
                 " to keep its rows, write them at the source",
             )
+        aborted = sorted(set(now.aborted) & set(_hidden(step, there)))
+        step.begins_again = bool(aborted or (ahead and not plan.exact)) and plan.metadata.kind == BOOTSTRAP
+        if aborted and not step.begins_again:
+            raise _never_shown(step, aborted)
+
+
+def _never_shown(step: TablePlan, ids: Sequence[int]) -> Refused:
+    return Refused(
+        f"table {'.'.join(step.name)} of the target does not show the writes {list(ids[:5])} of the source, which are "
+        "committed: its metastore has aborted them, or another program has these write ids",
+        hint="a repair of the table replaces it: `replicator repair`",
+    )
+
+
+def _hidden(step: TablePlan, there: Mapping[Name, WriteIds]) -> list[int]:
+    ids = step.lineage.write_ids
+    return not_shown(ids, there[step.name]) if ids and step.name in there else []
 
 
 def _steps(plan: Plan) -> list[TablePlan]:
@@ -213,5 +218,5 @@ def _steps(plan: Plan) -> list[TablePlan]:
     ]
 
 
-def _write_ids(target: Metastore, steps: Iterable[TablePlan]) -> dict[Name, WriteIds]:
+def _write_ids(target: MetastoreReader, steps: Iterable[TablePlan]) -> dict[Name, WriteIds]:
     return target.write_ids([step.name for step in steps], target.snapshot())

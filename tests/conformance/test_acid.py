@@ -1,0 +1,369 @@
+"""Transactional tables, full and insert-only: a replica has the source's rows with their ids. Hive itself writes and
+compacts on the source, and reads both sides."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from acid_tables import COMPACTING, INSERT_ONLY, AcidLab
+from command_line import command
+from faults import Fault, run_with
+from hive_objects import hive_client
+from hive_sql import HiveSql, leave_open
+from metastores import shared
+from pool import Pool
+
+from replicator.metastore.embedded.running import Running
+from replicator.policies.role_changes.switchover import switchover
+from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
+
+Sides = tuple[Running, Running, HiveSql, HiveSql]
+
+
+@pytest.fixture(scope="module")
+def sides(pool: Pool) -> Iterator[Sides]:
+    """A metastore that compacts, one that does not, and Hive on each."""
+    with shared(pool) as metastore:
+        source = metastore("acid-source", hive="3.1", host="0.0.0.0", settings=COMPACTING)
+        target = metastore("hive-3.1-target-derby", hive="3.1", host="0.0.0.0")
+        warehouses = Path(source.warehouse), Path(target.warehouse)
+        with HiveSql(source.uri, warehouses[0]) as here, HiveSql(target.uri, warehouses[1]) as there:
+            yield source, target, here, there
+
+
+@pytest.fixture
+def acid(sides: Sides, tmp_path: Path) -> AcidLab:
+    made = AcidLab(*sides, tmp_path)
+    made.source.create()
+    return made
+
+
+def left_open(lab: AcidLab, statement: str) -> None:
+    leave_open(lab.hive.uri, Path(lab.hive.warehouse), statement.replace("{db}", lab.side))
+
+
+# ---- states -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_and_their_ids_are_the_sources_beside_aborted_and_open_transactions(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1, 2, 3)
+    acid.run("update {db}.t set name = 'B' where id = 2", "delete from {db}.t where id = 3")
+    acid.rolled_back("insert into {db}.t values (90, 'aborted')")
+    acid.insert(4)
+    left_open(acid, "insert into {db}.t values (80, 'was open')")
+    acid.insert(5)
+    acid.replicate()
+    acid.is_equal()
+    assert acid.ids() == [1, 2, 4, 5]
+    hidden = {f"delta_000000{each}_000000{each}_0000" for each in (4, 6)}
+    assert hidden <= set(acid.directories())
+    assert hidden.isdisjoint(acid.directories(replica=True))
+
+    acid.end_open()
+    acid.run("update {db}.t set name = 'no longer' where id = 80")
+    acid.rolled_back("insert into {db}.t values (91, 'aborted')")
+    acid.replicate()
+    acid.is_equal()
+    wanted = acid.rows()
+    with acid.without_source():
+        assert acid.shown() == wanted
+    assert acid.ids() == [1, 2, 4, 5, 80]
+
+
+def test_an_open_transaction_that_is_aborted_leaves_nothing(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1)
+    left_open(acid, "insert into {db}.t values (80, 'was open')")
+    acid.replicate()
+    acid.end_open(commit=False)
+    acid.insert(2)
+    acid.replicate()
+    acid.is_equal()
+    assert acid.ids() == [1, 2]
+
+
+def test_compactions_of_the_source_replace_what_they_have_compacted(acid: AcidLab) -> None:
+    acid.make()
+    for each in range(1, 4):
+        acid.insert(each)
+    acid.rolled_back("insert into {db}.t values (90, 'aborted')")
+    acid.run("delete from {db}.t where id = 2")
+    acid.replicate()
+    acid.compact("minor")
+    acid.replicate()
+    acid.is_equal()
+    assert acid.directories(replica=True) == ["delete_delta_0000001_0000005", "delta_0000001_0000005"]
+    acid.compact("major")
+    acid.insert(4)
+    acid.replicate()
+    acid.is_equal()
+    assert acid.directories(replica=True) == ["base_0000005", "delta_0000006_0000006_0000"]
+    assert [path.name for path in acid.target.home.glob("t/.*")] == []
+
+
+def test_a_replica_that_lags_answers_though_the_source_has_compacted(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1)
+    acid.insert(2)
+    assert acid.dump().code == 0
+    wanted = acid.rows()
+    acid.compact("major")
+    for path in (acid.source.home / "t").glob("delta_*/*"):  # the cleaner's work, which comes later
+        path.unlink()
+    assert acid.capture().code == 0
+    loaded = acid.load()
+    assert (loaded.code, loaded.output["files_from_cmroot"] > 0) == (0, True), loaded
+    assert acid.shown() == wanted
+
+
+def test_insert_only_and_partitioned_tables(acid: AcidLab) -> None:
+    acid.make("io", INSERT_ONLY)
+    acid.make("p", keys="partitioned by (day string)")
+    acid.insert(1, 2, name="io")
+    acid.run("insert into {db}.p partition (day) values (1, 'a', 'x'), (2, 'b', 'y')")
+    acid.replicate()
+    acid.run("insert overwrite table {db}.io values (3, 'over')", "insert into {db}.io values (4, 'n')")
+    acid.run("insert into {db}.p partition (day) values (3, 'c', 'z')", "delete from {db}.p where id = 1")
+    acid.rolled_back("insert into {db}.io values (90, 'aborted')")
+    with hive_client(acid.hive) as client:
+        client.thrift.drop_partition_by_name(acid.name, "p", "day=y", True)
+    acid.replicate()
+    acid.is_equal("p")
+    assert acid.shown("io", "*") == acid.rows("io", "*") == [["3", "over"], ["4", "n"]]
+
+
+def test_a_table_that_becomes_transactional_and_one_that_is_renamed(acid: AcidLab) -> None:
+    acid.run("create table {db}.t (id int, name string) stored as orc", "insert into {db}.t values (1, 'plain')")
+    acid.make("u")
+    acid.insert(1, name="u")
+    acid.replicate()
+    acid.run("alter table {db}.t set tblproperties ('transactional' = 'true')")
+    acid.insert(2)
+    acid.run("update {db}.t set name = 'changed' where id = 1", "alter table {db}.u rename to {db}.v")
+    acid.insert(2, name="v")
+    acid.replicate()
+    acid.is_equal("t", "v")
+    acid.run("drop table {db}.v")
+    acid.replicate()
+    assert acid.target.metastore.table_names(acid.name) == ["t"]
+
+
+def test_a_dump_with_data_is_all_that_a_replica_needs(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1, 2)
+    acid.run("delete from {db}.t where id = 1")
+    wanted = acid.rows()
+    assert acid.dump("--with-data").code == 0
+    with acid.without_source():
+        loaded = acid.load()
+        assert loaded.code == 0, loaded
+        assert acid.shown() == wanted
+
+
+# ---- order --------------------------------------------------------------------------------------------------------
+
+
+def test_transactions_commit_in_the_sources_order_and_over_tables_together(acid: AcidLab) -> None:
+    """A load is killed between two commits: readers see the source as it was between them."""
+    both = "from (select {0} as id, 'm' as name) q insert into table {{db}}.{1} select id, name"
+    acid.make("t")
+    acid.make("u")
+    acid.insert(1, name="u")  # its write ids are others
+    acid.replicate()
+    for number in (2, 3):
+        acid.run(both.format(number, "t") + " insert into table {db}.u select id, name")
+    assert acid.dump(since=acid.last).code == 0
+    assert run_with(Fault("after", "thrift", "end transaction", 1), acid.load_arguments(acid.last)).killed
+    assert (acid.ids("t"), acid.ids("u")) == ([2], [1, 2])
+    assert acid.load().code == 0
+    acid.is_equal("t", "u")
+
+
+KILLS = (
+    Fault("after", "rename", r"/delta_[^/]*/bucket_00000$", 1),
+    Fault("before", "rename", r"/base_[0-9]*$", 1),
+    Fault("after", "rename", r"/base_[0-9]*$", 1),
+    Fault("before", "thrift", "open transactions", 1),
+    Fault("after", "thrift", "allocate write ids", 1),
+    Fault("after", "thrift", "end transaction", 1),
+    Fault("after", "rename", r"incoming/recycle", 1),
+)
+
+
+def test_a_load_that_is_killed_anywhere_shows_a_state_and_is_completed_by_the_next(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(100)
+    acid.replicate()
+    for number, fault in enumerate(KILLS, 1):
+        before = [int(row[0]) for row in acid.rows(what="id")]
+        acid.insert(number)
+        if "base" in fault.pattern or "recycle" in fault.pattern:
+            acid.compact("major")
+        acid.insert(10 + number)
+        assert acid.dump(since=acid.last).code == 0
+        assert run_with(fault, acid.load_arguments(acid.last)).killed, fault
+        assert acid.ids() in (sorted(before), sorted([*before, number]), sorted([*before, number, 10 + number])), fault
+        assert acid.load().code == 0, fault
+        acid.is_equal()
+
+
+def test_captures_beside_a_writer_are_states_of_the_source(acid: AcidLab, sides: Sides) -> None:
+    """A writer inserts into two tables at once and compacts; each load shows both tables at the same moment."""
+    acid.make("t")
+    acid.make("u")
+    acid.insert(0, name="t")
+    acid.insert(0, name="u")
+    acid.replicate()
+    stop, wrong = threading.Event(), list[BaseException]()
+    statement = "from (select {0} as id, 'm' as name) q insert into table {1}.t select id, name"
+
+    def write() -> None:
+        try:
+            with HiveSql(acid.hive.uri, Path(acid.hive.warehouse)) as own:
+                for number in range(1, 200):
+                    own(statement.format(number, acid.side) + f" insert into table {acid.side}.u select id, name")
+                    if number % 3 == 0:
+                        own(f'alter table {acid.side}.t compact "major"')
+                    if stop.is_set():
+                        return
+        except BaseException as error:  # told below
+            wrong.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(6):
+            acid.replicate()
+            shown = acid.ids("t")
+            assert shown == acid.ids("u") == list(range(len(shown)))
+    finally:
+        stop.set()
+        writer.join()
+    assert not wrong, wrong
+    acid.replicate()
+    acid.is_equal("t", "u")
+
+
+# ---- writers of the target ------------------------------------------------------------------------------------------
+
+
+def test_writes_of_others_on_the_replica_are_refused_and_repaired(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1)
+    acid.replicate()
+    acid.run_there("insert into {db}.t values (66, 'foreign')", "insert into {db}.t values (67, 'foreign')")
+    assert acid.verified().code == 4
+    acid.insert(2)
+    assert acid.dump(since=acid.last).code == 0
+    refused = acid.load()
+    assert (refused.code, refused.output["error"]) == (6, "Refused"), refused
+    assert "another writer" in refused.output["message"]
+    assert acid.ids() == [1, 66, 67]
+    assert acid.repaired().output["tables"] == ["t"]
+    assert acid.ids() == [1]
+    assert acid.load().code == 0
+    acid.is_equal()
+
+
+def test_a_write_id_that_the_target_has_aborted_is_named_and_repaired(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1)
+    acid.replicate()
+    with HiveSql(acid.target_uri, acid.warehouse) as there:
+        there.rolled_back(f"insert into {acid.name}.t values (66, 'foreign')")
+    acid.insert(2)
+    assert acid.dump(since=acid.last).code == 0
+    refused = acid.load()
+    assert (refused.code, refused.output["error"]) == (6, "Refused"), refused
+    assert "does not show the writes [2]" in refused.output["message"]
+    assert acid.repaired().output["tables"] == ["t"]
+    assert acid.ids() == [1]
+    assert acid.load().code == 0
+    acid.is_equal()
+
+
+# ---- past states, roles -------------------------------------------------------------------------------------------
+
+
+def test_a_past_state_is_restored_beside_the_table_and_in_its_place(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1, 2)
+    acid.run("delete from {db}.t where id = 1")
+    assert acid.capture().code == 0
+    event, wanted = acid.source.metastore.current_event_id(), acid.rows()
+    acid.insert(3)
+    acid.compact("major")
+    assert acid.capture().code == 0
+    into = f"{acid.name}_old"
+    arguments = ["restore", "--cmroot", str(acid.cmroot), "--db", acid.name, "--to", str(event), "--engine", "local"]
+    for more in (["--into", into], ["--into", acid.name, "--force"]):
+        restored = command(*arguments, *more, "--target", acid.source_uri)
+        assert restored.code == 0, restored
+        assert acid.run(f"select row__id, * from {more[1]}.t") == wanted
+    acid.run(f"insert into {into}.t values (4, 'new')")
+    acid.insert(4)
+    assert len(acid.run(f"select * from {into}.t")) == len(acid.rows()) == len(wanted) + 1
+
+
+def test_a_restore_over_the_time_at_which_a_table_became_transactional(acid: AcidLab) -> None:
+    acid.run("create table {db}.t (id int, name string) stored as orc", "insert into {db}.t values (1, 'plain')")
+    events = []
+    for statements in ([], ["alter table {db}.t set tblproperties ('transactional' = 'true')"]):
+        if statements:
+            acid.run(*statements, "insert into {db}.t values (2, 'n')", "delete from {db}.t where id = 1")
+        assert acid.capture().code == 0
+        events.append((acid.source.metastore.current_event_id(), acid.rows(what="*")))
+    arguments = ["restore", "--cmroot", str(acid.cmroot), "--db", acid.name, "--engine", "local"]
+    for event, wanted in events:
+        into = f"{acid.name}_{event}"
+        restored = command(*arguments, "--to", str(event), "--into", into, "--target", acid.source_uri)
+        assert restored.code == 0, restored
+        assert acid.run(f"select * from {into}.t") == wanted
+
+
+def test_a_policy_turns_round_and_both_sides_write(acid: AcidLab) -> None:
+    acid.of_policy()
+    acid.make()
+    acid.insert(1, 2)
+    left_open(acid, "insert into {db}.t values (80, 'open')")
+    acid.insert(3)
+    assert acid.sync().status == "synced"
+    assert acid.ids() == [1, 2, 3]
+    acid.end_open(commit=False)
+    assert switchover(acid.sides(), SwitchoverSettings()).status == "done"
+    acid.run_there("insert into {db}.t values (4, 'of the new primary')", "delete from {db}.t where id = 1")
+    assert acid.sync().status == "synced"
+    assert acid.rows() == acid.shown()
+    assert acid.ids() == [2, 3, 4]
+    assert switchover(acid.sides(), SwitchoverSettings()).status == "done"
+    acid.insert(5)
+    assert acid.sync().status == "synced"
+    assert acid.rows() == acid.shown()
+
+
+# ---- other servers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["4.0", "4.2"])
+def test_newer_servers_as_targets(version: str, sides: Sides, hives: Callable[..., Running], tmp_path: Path) -> None:
+    """Hive 3.1 reads their tables, too."""
+    source, _, here, _ = sides
+    target = hives(version, "target")
+    with HiveSql(target.uri, Path(target.warehouse)) as there:
+        lab = AcidLab(source, target, here, there, tmp_path)
+        lab.source.create()
+        lab.make()
+        lab.insert(1, 2)
+        left_open(lab, "insert into {db}.t values (80, 'was open')")
+        lab.insert(3)
+        lab.replicate()
+        lab.is_equal()
+        lab.end_open()
+        lab.run("update {db}.t set name = 'changed' where id = 2")
+        lab.compact("major")
+        lab.replicate()
+        lab.is_equal()

@@ -1,0 +1,136 @@
+"""Transactional tables of a `Lab`, written and read by Hive itself on both sides."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from command_line import Answer, command
+from hive_metastore import ttypes
+from hive_objects import hive_client
+from hive_sql import HiveSql
+from lab import Lab
+from waiting import CEILING
+
+from replicator.metastore.embedded.running import Running
+
+ORC = 'stored as orc tblproperties("transactional"="true")'
+INSERT_ONLY = 'stored as textfile tblproperties("transactional"="true", "transactional_properties"="insert_only")'
+OPEN = 3  # TxnState
+COMPACTING = {"hive.compactor.initiator.on": "true", "hive.compactor.worker.threads": "1"}
+
+
+class AcidLab(Lab):
+    """`here` runs Hive on the source, `there` on the target. Tables are called `{db}.t` in statements."""
+
+    def __init__(self, source: Running, target: Running, here: HiveSql, there: HiveSql, place: Path) -> None:
+        super().__init__(source, target, place, warehouse=Path(target.warehouse))
+        self.keys["target_cmroot"] = str(place / "target-cmroot")
+        self.target_cmroot = place / "target-cmroot"
+        self.hive, self._here, self._there = source, here, there
+        self.side = self.name  # the name of the database, on both sides
+
+    def of_policy(self) -> AcidLab:
+        """Statements are about the policy's database from here on."""
+        self.db("a")
+        self.side = f"{self.name}_a"
+        return self
+
+    def load_arguments(self, dump: Path, *, target: str | None = None) -> list[str]:
+        return [*super().load_arguments(dump, target=target), "--target-cmroot", str(self.target_cmroot)]
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+
+    def run(self, *statements: str) -> list[list[str]]:
+        return self._here(*(each.replace("{db}", self.side) for each in statements))
+
+    def run_there(self, *statements: str) -> list[list[str]]:
+        return self._there(*(each.replace("{db}", self.side) for each in statements))
+
+    def rolled_back(self, statement: str) -> None:
+        self._here.rolled_back(statement.replace("{db}", self.side))
+
+    def make(self, name: str = "t", kind: str = ORC, keys: str = "") -> None:
+        self.run(f"create table {{db}}.{name} (id int, name string) {keys} {kind}")
+
+    def insert(self, *ids: int, name: str = "t", value: str = "n") -> None:
+        rows = ", ".join(f"({each}, '{value}{each}')" for each in ids)
+        self.run(f"insert into {{db}}.{name} values {rows}")
+
+    # ---- states -----------------------------------------------------------------------------------------------------
+
+    def rows(self, name: str = "t", what: str = "row__id, *") -> list[list[str]]:
+        """The source's rows with their ids; of an insert-only table without."""
+        return self.run(f"select {what} from {{db}}.{name}")
+
+    def shown(self, name: str = "t", what: str = "row__id, *") -> list[list[str]]:
+        """The replica's rows."""
+        return self.run_there(f"select {what} from {{db}}.{name}")
+
+    def ids(self, name: str = "t") -> list[int]:
+        """The replica's values of `id`."""
+        return sorted(int(row[0]) for row in self.shown(name, "id"))
+
+    def directories(self, name: str = "t", *, replica: bool = False) -> list[str]:
+        home = self.target.home if replica else self.source.home
+        home = home.parent / f"{self.side}{home.suffix}"
+        return sorted(path.name for path in (home / name).iterdir() if path.name[0] not in "._")
+
+    def compact(self, kind: str, name: str = "t") -> None:
+        """A compaction by the source's metastore, to its end; it removes what was compacted."""
+        self.run(f'alter table {{db}}.{name} compact "{kind}"')
+        mark, before = ("base_" if kind == "major" else "delta_"), set(self.directories(name))
+        end = time.monotonic() + CEILING
+        while True:
+            states = [row[5] for row in self.run("show compactions") if row[1:3] == [self.side, name]]
+            if not {"initiated", "working"} & set(states):
+                assert any(each.startswith(mark) for each in set(self.directories(name)) - before), states
+                return
+            assert time.monotonic() < end, states
+            time.sleep(0.2)
+
+    # ---- replication ------------------------------------------------------------------------------------------------
+
+    def replicate(self) -> None:
+        """The next dump, loaded."""
+        since = self.last if self.dumps else None
+        for answer in (self.dump(since=since), self.load()):
+            assert answer.code == 0, answer
+
+    def verified(self) -> Answer:
+        sides = ["--source", self.source_uri, "--target", self.target_uri, "--db", self.side]
+        return command("verify", *sides, "--engine", "local")
+
+    def repaired(self) -> Answer:
+        sides = ["--source", self.source_uri, "--target", self.target_uri, "--db", self.side]
+        roots = ["--cmroot", str(self.cmroot), "--target-cmroot", str(self.target_cmroot)]
+        return command("repair", *sides, *roots, "--allow-removals", "--engine", "local")
+
+    def is_equal(self, *names: str) -> None:
+        """Both sides show the same rows with the same ids, and `verify` finds no difference."""
+        for name in names or ("t",):
+            assert self.shown(name) == self.rows(name), name
+        answer = self.verified()
+        assert answer.code == 0, answer
+
+    @contextmanager
+    def without_source(self) -> Iterator[None]:
+        """The source's files, and its root, are elsewhere."""
+        places = [self.source.home, self.cmroot]
+        for place in places:
+            os.rename(place, f"{place}-away")
+        try:
+            yield
+        finally:
+            for place in places:
+                os.rename(f"{place}-away", place)
+
+    def end_open(self, *, commit: bool = True) -> None:
+        """The source's newest open transaction ends."""
+        with hive_client(self.hive) as client:
+            open_ = [each.id for each in client.thrift.get_open_txns_info().open_txns if each.state == OPEN]
+            request = (ttypes.CommitTxnRequest if commit else ttypes.AbortTxnRequest)(txnid=max(open_))
+            (client.thrift.commit_txn if commit else client.thrift.abort_txn)(request)
