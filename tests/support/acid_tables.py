@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from hive_metastore import ttypes
 from hive_objects import hive_client
 from hive_sql import HiveSql
 from lab import Lab
-from waiting import CEILING
+from waiting import eventually
 
 from replicator.metastore.embedded.running import Running
 
@@ -83,14 +82,12 @@ class AcidLab(Lab):
         """A compaction by the source's metastore, to its end; it removes what was compacted."""
         self.run(f'alter table {{db}}.{name} compact "{kind}"')
         mark, before = ("base_" if kind == "major" else "delta_"), set(self.directories(name))
-        end = time.monotonic() + CEILING
-        while True:
-            states = [row[5] for row in self.run("show compactions") if row[1:3] == [self.side, name]]
-            if not {"initiated", "working"} & set(states):
-                assert any(each.startswith(mark) for each in set(self.directories(name)) - before), states
-                return
-            assert time.monotonic() < end, states
-            time.sleep(0.2)
+        eventually(lambda: self._is_compacted(name))
+        assert any(each.startswith(mark) for each in set(self.directories(name)) - before)
+
+    def _is_compacted(self, name: str) -> bool:
+        states = [row[5] for row in self.run("show compactions") if row[1:3] == [self.side, name]]
+        return not {"initiated", "working"} & set(states)
 
     # ---- replication ------------------------------------------------------------------------------------------------
 
