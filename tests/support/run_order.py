@@ -28,6 +28,7 @@ LISTED = 0.5  # seconds: tests above have a record of their own
 PART = 45.0  # seconds of one unit
 CHANGED = 0.4  # share by which a time must differ to be recorded again: runs differ, and the file is versioned
 WHOLE = {
+    "tests/conformance/test_acid.py": "its tests end the newest open transaction of their server",
     "tests/conformance/test_gcs_and_azure.py": "its buckets have one set of roots",
     "tests/conformance/test_keepers.py": "its buckets have one set of roots",
     "tests/conformance/test_version_expiry.py": "its buckets have one set of roots",
