@@ -106,7 +106,9 @@ class Transactions:
     def remember(self) -> None:
         """Stores what later captures need of the events."""
         highs = {name: state.high for name, state in self.states.items()}
-        allocated = [(*key, each) for key, each in self._allocated.items() if key[2] > highs.get(key[:2], 0)]
+        allocated = [
+            (*key, each) for key, each in self._allocated.items() if key[:2] in highs and key[2] > highs[key[:2]]
+        ]
         waiting = {each for *_, each in allocated}
         for name in self.states:
             if (record := self._known.write_ids(*name)) is not None:

@@ -301,13 +301,16 @@ class RoleMembers(Value, frozen=True, omit_defaults=True):
     members: tuple[Member, ...] = ()
 
 
+WriteId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
 class WriteIds(Value, frozen=True, omit_defaults=True):
     """The write ids of a transactional table at one moment: every id up to `high` is committed, except those that are
     open or aborted. The table's directories are named by them."""
 
-    high: int
-    open: tuple[int, ...] = ()
-    aborted: tuple[int, ...] = ()
+    high: WriteId
+    open: tuple[WriteId, ...] = ()
+    aborted: tuple[WriteId, ...] = ()
 
 
 class NotificationEvent(Value, frozen=True, omit_defaults=True):

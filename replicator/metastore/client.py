@@ -372,7 +372,10 @@ def warehouse_of(metastore: MetastoreReader) -> str | None:
 # A metastore with a check before each change: a writer that has lost its lease must not change anything more.
 
 
-CHANGES = ("create_", "alter_", "drop_", "add_", "rename_", "set_", "grant_", "revoke_")
+CHANGES = (
+    *("create_", "alter_", "drop_", "add_", "rename_", "set_", "grant_", "revoke_"),
+    *("open_", "allocate_", "end_", "abort_"),
+)
 """Prefixes of the methods that change something."""
 
 

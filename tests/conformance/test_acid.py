@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from acid_tables import COMPACTING, INSERT_ONLY, AcidLab
+from acid_tables import INSERT_ONLY, AcidLab, acid_sides
 from command_line import command
 from faults import Fault, run_with
 from hive_objects import hive_client
 from hive_sql import HiveSql, leave_open
-from metastores import shared
 from pool import Pool
 
 from replicator.metastore.embedded.running import Running
@@ -25,13 +24,8 @@ Sides = tuple[Running, Running, HiveSql, HiveSql]
 
 @pytest.fixture(scope="module")
 def sides(pool: Pool) -> Iterator[Sides]:
-    """A metastore that compacts, one that does not, and Hive on each."""
-    with shared(pool) as metastore:
-        source = metastore("acid-source", hive="3.1", host="0.0.0.0", settings=COMPACTING)
-        target = metastore("hive-3.1-target-derby", hive="3.1", host="0.0.0.0")
-        warehouses = Path(source.warehouse), Path(target.warehouse)
-        with HiveSql(source.uri, warehouses[0]) as here, HiveSql(target.uri, warehouses[1]) as there:
-            yield source, target, here, there
+    with acid_sides(pool) as found:
+        yield found
 
 
 @pytest.fixture
@@ -342,6 +336,28 @@ def test_a_policy_turns_round_and_both_sides_write(acid: AcidLab) -> None:
     assert switchover(acid.sides(), SwitchoverSettings()).status == "done"
     acid.insert(5)
     assert acid.sync().status == "synced"
+    assert acid.rows() == acid.shown()
+
+
+def test_a_failover_ends_what_the_old_primary_had_open_and_the_way_back_brings_both_sides_writes(acid: AcidLab) -> None:
+    acid.of_policy()
+    acid.make()
+    acid.insert(1)
+    left_open(acid, "insert into {db}.t values (80, 'open')")
+    acid.insert(2)
+    assert acid.sync().status == "synced"
+    name = acid.side
+    there = acid.target.metastore
+    assert there.write_ids([(name, "t")], there.snapshot())[name, "t"].open == (2,)
+    assert there.table(name, "t").parameters["no_auto_compaction"] == "true"
+    config = ["--config", str(acid.config())]
+    assert command(*config, "failover", acid.policy.name, "--force").code == 0
+    assert there.write_ids([(name, "t")], there.snapshot())[name, "t"].open == ()
+    assert "no_auto_compaction" not in there.table(name, "t").parameters
+    acid.run_there("insert into {db}.t values (3, 'of the new primary')")
+    acid.end_open()  # and is lost, like all that the old primary did since
+    assert command(*config, "failback", acid.policy.name).code == 0
+    assert acid.ids() == [1, 2, 3]
     assert acid.rows() == acid.shown()
 
 

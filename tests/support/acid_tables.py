@@ -12,6 +12,8 @@ from hive_metastore import ttypes
 from hive_objects import hive_client
 from hive_sql import HiveSql
 from lab import Lab
+from metastores import shared
+from pool import Pool
 from waiting import eventually
 
 from replicator.metastore.embedded.running import Running
@@ -20,6 +22,17 @@ ORC = 'stored as orc tblproperties("transactional"="true")'
 INSERT_ONLY = 'stored as textfile tblproperties("transactional"="true", "transactional_properties"="insert_only")'
 OPEN = 3  # TxnState
 COMPACTING = {"hive.compactor.initiator.on": "true", "hive.compactor.worker.threads": "1"}
+
+
+@contextmanager
+def acid_sides(pool: Pool) -> Iterator[tuple[Running, Running, HiveSql, HiveSql]]:
+    """A metastore that compacts, one that does not, and Hive on each."""
+    with shared(pool) as metastore:
+        source = metastore("acid-source", hive="3.1", host="0.0.0.0", settings=COMPACTING)
+        target = metastore("hive-3.1-target-derby", hive="3.1", host="0.0.0.0")
+        warehouses = Path(source.warehouse), Path(target.warehouse)
+        with HiveSql(source.uri, warehouses[0]) as here, HiveSql(target.uri, warehouses[1]) as there:
+            yield source, target, here, there
 
 
 class AcidLab(Lab):

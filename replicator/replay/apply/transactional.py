@@ -95,6 +95,7 @@ def appear(files: Sequence[Wanted], homes: Homes) -> None:
 
 
 NONE = WriteIds(0)
+MOST = 1_000_000  # write ids that one load gives to a table: each costs two calls, so these take a day
 
 
 @dataclass
@@ -129,6 +130,11 @@ def plan_write_ids(steps: Iterable[TablePlan], there: Mapping[Name, WriteIds]) -
             high = min((*wanted.open, *step.lineage.written, wanted.high + 1)) - 1
             if high:
                 plan.first[step.name] = high
+        if (lacking := wanted.high - high) > MOST:
+            raise Refused(
+                f"table {'.'.join(step.name)} of the target lacks {lacking:,} write ids: a load adds at most {MOST:,}",
+                hint="a bootstrap of this table states them at once: drop it on the target, then bootstrap it",
+            )
         for each in (*range(high + 1, wanted.high + 1), *now.open):
             known = step.lineage.written.get(each)
             transaction = known.transaction if known else unnamed(step.name, each)
