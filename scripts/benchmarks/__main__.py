@@ -31,6 +31,7 @@ from benchmarks import (
     scanning,
     serving,
     switching,
+    transacting,
     translating,
 )
 from benchmarks.measure import machine, record
@@ -54,6 +55,7 @@ BENCHMARKS = {
     "housekeeping": housekeeping.run,
     "purge": purging.run,
     "iceberg": translating.run,
+    "acid": transacting.run,
     "tables": many_tables.run,
     "backlog": backlog.run,
     "serve": serving.run,
