@@ -202,14 +202,15 @@ def _compare_indexes(
     homes = homes_of([(pair.source, pair.target), *pair.homes])
     naming = {}
     for path in paths:
+        here, there = pair.both(path)
         try:
-            with located(join(pair.source, path)).open_stream() as stream:
+            with located(here).open_stream() as stream:
                 data = at_most(stream, source[path].size + 1)
         except FileNotFoundError:
-            _add(report, pair, "file extra", path, None, _checksum(join(pair.target, path)))
+            _add(report, pair, "file extra", path, None, _checksum(there))
             continue
         content, named = translated(path, data, homes)
-        wanted, found = checksum_stream(io.BytesIO(content))[0], _checksum(join(pair.target, path))
+        wanted, found = checksum_stream(io.BytesIO(content))[0], _checksum(there)
         if wanted != found:
             _add(report, pair, "file content" if found else "file missing", path, wanted, found)
         elif named:
