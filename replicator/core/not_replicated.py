@@ -162,6 +162,7 @@ ACID: Format = "acid"
 FULL, INSERT_ONLY = "full", "insert_only"  # kinds of transactional tables
 NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
 NO_POINTER = "an Iceberg table: the metastore does not have the location of its metadata file"
+UNREPLAYED = "a transactional table: its rows depend on the source's transactions"  # of releases that replicated none
 UNTRANSLATED = "an Iceberg table: its metadata names the source's files"  # of releases that translated none
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 SAID: dict[Format, str] = {

@@ -26,7 +26,15 @@ from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.compare.verify import touched_names
 from replicator.core.model import Database, Table
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, UNTRANSLATED, NotReplicated, from_property, merged
+from replicator.core.not_replicated import (
+    NOT_TAKEN,
+    PROPERTY,
+    UNREPLAYED,
+    UNTRANSLATED,
+    NotReplicated,
+    from_property,
+    merged,
+)
 from replicator.core.policy import METADATA
 from replicator.core.roles import may_load_into
 from replicator.core.runtime import Runtime
@@ -386,7 +394,7 @@ def _still_refused(steps: Steps, pair: Pair) -> list[str]:
     return sorted(now & there)
 
 
-RETRIED = (NOT_TAKEN, UNTRANSLATED)  # begins of reasons
+RETRIED = (NOT_TAKEN, UNREPLAYED, UNTRANSLATED)  # begins of reasons
 
 
 def _refused(pair: Pair, said: str | None) -> set[str]:

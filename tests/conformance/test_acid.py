@@ -16,6 +16,8 @@ from hive_sql import HiveSql, leave_open
 from metastores import shared
 from pool import Pool
 
+from replicator.captures import left_out
+from replicator.core.not_replicated import ACID, UNREPLAYED
 from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
@@ -360,6 +362,20 @@ def test_a_failover_ends_what_the_old_primary_had_open_and_the_way_back_brings_b
     assert command(*config, "failback", acid.policy.name).code == 0
     assert acid.ids() == [1, 2, 3]
     assert acid.rows() == acid.shown()
+
+
+def test_a_policy_brings_tables_that_an_earlier_release_left_out(acid: AcidLab) -> None:
+    """Though they have not changed since."""
+    acid.of_policy()
+    acid.make()
+    acid.insert(1)
+    with pytest.MonkeyPatch().context() as earlier:
+        earlier.setitem(left_out._LOGS, ACID, lambda *about: iter([UNREPLAYED]))
+        run = acid.sync()
+        assert [(each.object, each.reason) for each in run.not_replicated] == [(f"{acid.side}.t", UNREPLAYED)]
+    assert acid.sync().not_replicated == []
+    assert acid.ids() == [1]
+    assert acid.sync().status == "nothing"
 
 
 # ---- other servers ------------------------------------------------------------------------------------------------
