@@ -322,6 +322,18 @@ def test_a_restore_over_the_time_at_which_a_table_became_transactional(acid: Aci
         assert acid.run(f"select * from {into}.t") == wanted
 
 
+def test_writes_that_are_not_yet_replicated_are_lag(acid: AcidLab) -> None:
+    acid.of_policy()
+    acid.make()
+    acid.insert(1)
+    assert acid.sync().status == "synced"
+    config = ["--config", str(acid.config())]
+    assert command(*config, "lag", acid.policy.name).output["tables"] == []
+    acid.insert(2)
+    waiting = command(*config, "lag", acid.policy.name).output["tables"]
+    assert [each["table"] for each in waiting] == [f"{acid.side}.t"]
+
+
 def test_a_policy_turns_round_and_both_sides_write(acid: AcidLab) -> None:
     acid.of_policy()
     acid.make()

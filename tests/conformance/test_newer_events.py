@@ -193,12 +193,13 @@ def test_transactions_and_other_catalogs_are_known_and_no_backlog(server: Server
     assert {"OPEN_TXN", "COMMIT_TXN", "ABORT_TXN", "ALLOC_WRITE_ID_EVENT"} <= {each.type for each in events}
     assert {each.catalog for each in events} >= {other}
     told = [decode(each).change for each in events]
-    assert [each.touched for each in told if not each.is_marker] == [(db, "t")]
+    assert [each.touched for each in told if not each.is_marker] == [(db, "t"), (db, "t")]
 
     before = events[0].id - 1
-    assert [each.type for each in waiting_events(server.metastore, before, events[-1].id).events] == ["CREATE_TABLE"]
+    waiting = waiting_events(server.metastore, before, events[-1].id).events
+    assert [each.type for each in waiting] == ["CREATE_TABLE", "ALLOC_WRITE_ID_EVENT"]
     captured = capture(server.metastore, root, CaptureSettings([db], scan=False), local_runtime())
-    assert (captured.unknown, captured.unknown_kinds, captured.records) == ([], {}, 1)
+    assert (captured.unknown, captured.unknown_kinds, captured.records) == ([], {}, 2)
     assert (captured.events, captured.through_event) == (len(events), events[-1].id)
 
 

@@ -14,6 +14,7 @@ import binascii
 import hashlib
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -53,11 +54,7 @@ from replicator.metastore.requests import (
     table_from_text,
 )
 
-TRANSACTIONS = ("OPEN_TXN", "ALLOC_WRITE_ID_EVENT", "COMMIT_TXN", "ABORT_TXN")
-"""Events since Hive 3, most of which name no table; captures read write ids from the metastore instead."""
-
-OF_WRITES = (*TRANSACTIONS, "ACID_WRITE_EVENT", "BATCH_ACID_WRITE_EVENT", "COMMIT_COMPACTION_EVENT")
-"""Events about rows of transactional tables."""
+TRANSACTIONS = ("ALLOC_WRITE_ID_EVENT", "COMMIT_TXN", "ABORT_TXN")  # since Hive 3: who has a write id, and its end
 
 LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's transaction is open
 
@@ -200,7 +197,7 @@ class Decoded(Value, frozen=True, omit_defaults=True):
 def decode(event: NotificationEvent) -> Decoded:
     """Returns the change that an event announces: a marker if it changes nothing in this catalog, an UnknownEvent if
     its type or message cannot be parsed. Never raises."""
-    if is_irrelevant(event) or event.type in OF_WRITES:
+    if is_irrelevant(event):
         return Decoded(change=kinds.EventsRead())
     reader = _READERS.get(event.type)
     if reader is None and event.type not in _STATISTICS:
@@ -223,11 +220,10 @@ def decode(event: NotificationEvent) -> Decoded:
 
 def message_of(event: NotificationEvent) -> Message | None:
     """Returns the message of an event; None if it cannot be parsed."""
-    try:
+    with suppress(FormatError, msgspec.DecodeError, RecursionError):
         message = _read_json(message_text(event))
-    except (FormatError, msgspec.DecodeError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
+        return message if isinstance(message, dict) else None
+    return None
 
 
 def message_text(event: NotificationEvent) -> str | bytes:
@@ -383,6 +379,11 @@ def _insert(message: Message) -> Decoded:
     )
 
 
+def _allocated(message: Message) -> Decoded:
+    """Decodes the begin of a write to a transactional table."""
+    return Decoded(change=kinds.ChangeFiles(db=message["dbName"], table=message["tableName"]))
+
+
 def _create_function(message: Message) -> Decoded:
     return Decoded(change=kinds.CreateFunction(function=function_from_text(message["functionObjJson"])))
 
@@ -448,6 +449,7 @@ _READERS: dict[str, Callable[[Message], Decoded]] = {
     "ALTER_PARTITIONS": _alter_partitions,
     "DROP_PARTITION": _drop_partition,
     "INSERT": _insert,
+    "ALLOC_WRITE_ID_EVENT": _allocated,
     "CREATE_FUNCTION": _create_function,
     "DROP_FUNCTION": _drop_function,
     "CREATE_INDEX": _index,

@@ -223,7 +223,6 @@ IRRELEVANT = frozenset(
         "OPEN_TXN",
         "COMMIT_TXN",
         "ABORT_TXN",
-        "ALLOC_WRITE_ID_EVENT",
         "ACID_WRITE_EVENT",
         "BATCH_ACID_WRITE_EVENT",
         "COMMIT_COMPACTION_EVENT",
