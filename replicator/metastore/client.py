@@ -221,6 +221,10 @@ class MetastoreReader(Protocol):
         """Returns the write ids of transactional tables as of a snapshot, also of an earlier one."""
         ...
 
+    def readers_open(self) -> frozenset[int]:
+        """Returns the open transactions of the server's own clients: each query of Hive has one."""
+        ...
+
     def grants(self, databases: Collection[str]) -> Granted:
         """Returns the grants on databases and on their tables, columns and partitions, by one call for each type."""
         ...

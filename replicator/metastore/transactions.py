@@ -153,6 +153,10 @@ class TransactionCalls:
             self._change(f"abort transactions of {database}", call("abort_txns", ttypes.AbortTxnsRequest(ids)))
         return len(ids)
 
+    def readers_open(self) -> frozenset[int]:
+        answer = self._read("open transactions", call("get_open_txns_info"))
+        return frozenset(each.id for each in answer.open_txns or () if each.user != OWNER and each.state == OPEN)
+
     def _replicated(self, concerns: Callable[[str], bool]) -> list[int]:
         """Returns the server's own ids of open transactions of some policies."""
         answer = self._read("open transactions", call("get_open_txns_info"))

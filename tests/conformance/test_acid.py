@@ -11,10 +11,12 @@ import pytest
 from acid_tables import COMPACTING_4, INSERT_ONLY, AcidLab, acid_sides
 from command_line import command
 from faults import Fault, run_with
+from hive_metastore import ttypes
 from hive_objects import FULL_ACID, hive_client
 from hive_sql import HiveSql, leave_open
 from metastores import shared
 from pool import Pool
+from waiting import eventually, pause
 
 from replicator.captures import left_out
 from replicator.core.not_replicated import ACID, UNREPLAYED
@@ -206,6 +208,27 @@ def test_a_load_that_is_killed_anywhere_shows_a_state_and_is_completed_by_the_ne
         assert acid.ids() in (sorted(before), sorted([*before, number]), sorted([*before, number, 10 + number])), fault
         assert acid.load().code == 0, fault
         acid.is_equal()
+
+
+def test_a_load_waits_for_queries_before_it_removes_what_they_may_read(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1)
+    acid.insert(2)
+    acid.replicate()
+    acid.compact("major")
+    assert acid.dump(since=acid.last).code == 0
+    with hive_client(acid.target_running) as client:
+        query = client.thrift.open_txns(ttypes.OpenTxnRequest(num_txns=1, user="q", hostname="h")).txn_ids[0]
+        loading = threading.Thread(target=acid.load)
+        loading.start()
+        eventually(lambda: "base_0000002" in acid.directories(replica=True))
+        pause(1.0, "a load that does not wait removes at once")
+        both = {"base_0000002", "delta_0000001_0000001_0000", "delta_0000002_0000002_0000"}
+        assert set(acid.directories(replica=True)) == both
+        client.thrift.commit_txn(ttypes.CommitTxnRequest(txnid=query))
+        loading.join()
+    assert acid.directories(replica=True) == ["base_0000002"]
+    acid.is_equal()
 
 
 def test_captures_beside_a_writer_are_states_of_the_source(acid: AcidLab, sides: Sides) -> None:

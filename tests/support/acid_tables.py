@@ -48,7 +48,7 @@ class AcidLab(Lab):
         super().__init__(source, target, place, warehouse=Path(target.warehouse))
         self.keys["target_cmroot"] = str(place / "target-cmroot")
         self.target_cmroot = place / "target-cmroot"
-        self.hive, self._here, self._there = source, here, there
+        self.hive, self.target_running, self._here, self._there = source, target, here, there
         self.side = self.name  # the name of the database, on both sides
 
     def of_policy(self) -> AcidLab:

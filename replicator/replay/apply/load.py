@@ -38,7 +38,7 @@ from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.staging import Claims, sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
-from replicator.replay.apply.transactional import begin_again, end_transactions
+from replicator.replay.apply.transactional import await_readers, begin_again, end_transactions
 from replicator.replay.apply.transfer import (
     Cloning,
     copy_files,
@@ -216,6 +216,7 @@ def _commit(
     _functions(replay, commit)
     commit.recycle_left()
     end_transactions(replay.plan, replay.target)
+    await_readers(replay.plan, replay.target)
     for format in (ICEBERG, ACID):
         last = prune(replay, format)
         outcome.files_removed += last.files

@@ -10,9 +10,11 @@ until a later load ends them. Every step may run twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 
 import msgspec
 
@@ -95,6 +97,7 @@ def appear(files: Sequence[Wanted], homes: Homes) -> None:
 
 
 NONE = WriteIds(0)
+PATIENCE, PAUSE = 60.0, 0.25  # seconds
 MOST = 1_000_000  # write ids that one load gives to a table: each costs two calls, so these take a day
 
 
@@ -167,6 +170,19 @@ def end_transactions(plan: Plan, target: Metastore) -> None:
     for step in steps:
         if hidden := _hidden(step, there):
             raise _never_shown(step, hidden)
+
+
+def await_readers(plan: Plan, target: MetastoreReader, wait: Callable[[float], None] = time.sleep) -> None:
+    """Waits for queries of the target that have begun before, as Hive's own cleaner does, for at most PATIENCE seconds:
+    they may read directories that this load removes. Waits only if it removes files of transactional tables."""
+    concerned = any(step.exists and step.table and is_transactional(step.table) for step in plan.tables)
+    if not (concerned and plan.metadata.removed and plan.transactions):
+        return
+    before = target.readers_open()
+    for pause in repeat(PAUSE, round(PATIENCE / PAUSE)):
+        if not before or not (before := before & target.readers_open()):
+            return
+        wait(pause)
 
 
 def runs(pairs: Iterable[tuple[int, int]], own: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
