@@ -153,8 +153,10 @@ class AcidLab(Lab):
                 os.rename(f"{place}-away", place)
 
     def end_open(self, *, commit: bool = True) -> None:
-        """The source's newest open transaction ends."""
+        """The newest open transaction of this database ends. Other tests have theirs on the same server."""
         with hive_client(self.hive) as client:
-            open_ = [each.id for each in client.thrift.get_open_txns_info().open_txns if each.state == OPEN]
-            request = (ttypes.CommitTxnRequest if commit else ttypes.AbortTxnRequest)(txnid=max(open_))
+            open_ = {each.id for each in client.thrift.get_open_txns_info().open_txns if each.state == OPEN}
+            locks = client.thrift.show_locks(ttypes.ShowLocksRequest(dbname=self.side)).locks
+            mine = max(open_ & {each.txnid for each in locks})
+            request = (ttypes.CommitTxnRequest if commit else ttypes.AbortTxnRequest)(txnid=mine)
             (client.thrift.commit_txn if commit else client.thrift.abort_txn)(request)
