@@ -7,7 +7,7 @@ opening, allocating and ending it twice does nothing more. Source: Hive's TxnHan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import methodcaller as call
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +29,8 @@ NO_LIMIT = 2**63 - 1  # Hive's smallest open id if none is open
 OPEN = 3  # TxnState of an open one
 REPLICATED = 1  # TxnType.REPL_CREATED, since Hive 4: without it the id is that of the server's own transaction
 _UNNAMED = 1 << 60  # transactions of the source that no event named have ids from here on
-OWNER = "replicator"  # user of the transactions that stand for the source's
+OWNER = "replicator"  # begin of the user of transactions that stand for the source's; the source's id follows
+LONG = 64  # characters of a database's name
 
 
 def why_without(source: MetastoreReader, target: MetastoreReader) -> str:
@@ -41,7 +42,16 @@ def why_without(source: MetastoreReader, target: MetastoreReader) -> str:
 
 def policy_of(source: str, database: str) -> str:
     """Returns the name under which a server knows transactions of a source in one of its databases."""
-    return f"replicator.{source}.{database}"
+    return f"{OWNER}.{source}.{_short(database)}"
+
+
+def _short(database: str) -> str:
+    """Returns a database's name, or a hash of a long one: a server keeps at most 128 characters (TXN_HOST)."""
+    return database if len(database) <= LONG else xxhash.xxh3_64_hexdigest(database.encode())
+
+
+def _is_ours(user: str) -> bool:
+    return user.startswith(f"{OWNER}:")
 
 
 def unnamed(name: Name, write_id: int) -> int:
@@ -117,21 +127,14 @@ class TransactionCalls:
         self._change(f"write ids of {db}.{table}", method("repl_tbl_writeid_state", request))
 
     def open_replicated(self, policy: str, transactions: Sequence[int]) -> dict[int, int]:
-        opened: dict[int, int] = {}
-        before = frozenset(self._replicated(lambda each: each == policy)) if transactions else frozenset()
-        for some in batched(transactions, TRANSACTIONS):
-            ids = self._open(policy, some)
-            if len(ids) != len(some) or before.intersection(
-                ids
-            ):  # some were open: the server opened none of the others
-                ids = [self._open(policy, [each])[0] for each in some]
-            opened |= dict(zip(some, ids, strict=True))
-        return opened
+        return {each: self._open(policy, each) for each in transactions}
 
-    def _open(self, policy: str, transactions: Sequence[int]) -> list[int]:
-        request = ttypes.OpenTxnRequest(num_txns=len(transactions), user=OWNER, hostname=policy)
-        request.replPolicy, request.replSrcTxnIds, request.txn_type = policy, list(transactions), REPLICATED
-        return list(self._change("open transactions", call("open_txns", request)).txn_ids)
+    def _open(self, policy: str, transaction: int) -> int:
+        """One by one: in a call that names some that are open, a server opens none of the others."""
+        request = ttypes.OpenTxnRequest(num_txns=1, user=f"{OWNER}:{transaction}", hostname=policy)
+        request.replPolicy, request.replSrcTxnIds, request.txn_type = policy, [transaction], REPLICATED
+        [opened] = self._change("open transactions", call("open_txns", request)).txn_ids
+        return int(opened)
 
     def allocate_write_ids(self, db: str, table: str, policy: str, ids: Sequence[tuple[int, int]]) -> None:
         """Ids in one call go to its transactions in the order of these (TxnHandler.allocateTableWriteIds)."""
@@ -148,17 +151,16 @@ class TransactionCalls:
         self._change(f"end transaction {transaction}", call("commit_txn" if commit else "abort_txn", request))
 
     def abort_replicated(self, database: str) -> int:
-        ids = self._replicated(lambda policy: policy.endswith(f".{database}"))
-        if ids:
-            self._change(f"abort transactions of {database}", call("abort_txns", ttypes.AbortTxnsRequest(ids)))
-        return len(ids)
+        """By the source's ids: Hive 4 takes an abort by its own id for one outside of replication, and refuses it."""
+        of = f".{_short(database)}"
+        ours = [each for each in self._open_now() if _is_ours(each.user) and each.hostname.endswith(of)]
+        for each in ours:
+            self.end_replicated(each.hostname, int(each.user.removeprefix(f"{OWNER}:")), commit=False)
+        return len(ours)
 
     def readers_open(self) -> frozenset[int]:
-        answer = self._read("open transactions", call("get_open_txns_info"))
-        return frozenset(each.id for each in answer.open_txns or () if each.user != OWNER and each.state == OPEN)
+        return frozenset(each.id for each in self._open_now() if not _is_ours(each.user))
 
-    def _replicated(self, concerns: Callable[[str], bool]) -> list[int]:
-        """Returns the server's own ids of open transactions of some policies."""
+    def _open_now(self) -> list[Any]:
         answer = self._read("open transactions", call("get_open_txns_info"))
-        ours = (each for each in answer.open_txns or () if each.user == OWNER and each.state == OPEN)
-        return [each.id for each in ours if concerns(each.hostname)]
+        return [each for each in answer.open_txns or () if each.state == OPEN]
