@@ -271,7 +271,9 @@ class Metastore(MetastoreReader, Protocol):
         file that an Iceberg table must have; most servers refuse if it has another one by now (`MODIFIED`)."""
         ...
 
-    def drop_table(self, db: str, name: str) -> None: ...
+    def drop_table(self, db: str, name: str, *, with_data: bool = False) -> None:
+        """Drops a table. with_data: the server deletes its directory, for good; only for one that is empty."""
+        ...
 
     def add_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
         """Adds partitions in one call of at most PARTITION_BATCH; existing ones are not changed (ifNotExists).
@@ -336,7 +338,7 @@ class Metastore(MetastoreReader, Protocol):
 
     def open_replicated(self, policy: str, transactions: Sequence[int]) -> dict[int, int]:
         """Opens transactions that stand for the source's, by its ids, unless they are open. policy: a name of the
-        replication. Returns the server's own ids."""
+        replication. Returns the server's own ids, by the source's."""
         ...
 
     def allocate_write_ids(self, db: str, table: str, policy: str, ids: Sequence[tuple[int, int]]) -> None:

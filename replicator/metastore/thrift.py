@@ -260,8 +260,8 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls, T
     def alter_table(self, db: str, name: str, table: Table, pointer: str = "") -> None:
         self._change(f"alter table {db}.{name}", requests.alter_table(db, name, table, pointer))
 
-    def drop_table(self, db: str, name: str) -> None:
-        self._change(f"drop table {db}.{name}", call("drop_table", db, name, False))
+    def drop_table(self, db: str, name: str, *, with_data: bool = False) -> None:
+        self._change(f"drop table {db}.{name}", call("drop_table", db, name, with_data))
 
     def readers(self, db: str, table: str) -> frozenset[tuple[str, str]]:
         return frozenset(self._read(f"readers of {db}.{table}", requests.readers(db, table)))

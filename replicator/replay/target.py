@@ -103,6 +103,7 @@ def read_part(target: MetastoreReader, there: TargetDatabase, part: TargetPart) 
     return replace(there, tables=tables, functions=functions)
 
 
+BESIDE = "-replicator-made-here"  # suffix of the directory in which a load creates a table for a moment (`Commit`)
 NEW = ("", "")  # the `standing` of a database that no load has begun
 
 
@@ -279,7 +280,7 @@ def stay(
         there = target[placement.database(table.db)].tables.get(table.name)
         if there is None or table.is_view or not table.location or not there.location or shared(table, there):
             continue
-        if back and is_published(there.location):
+        if there.location.endswith(BESIDE) or (back and is_published(there.location)):
             continue
         wanted = placement.table(table.db, table.location)
         homes = (table.location, placement.source_locations.get(table.db))

@@ -443,22 +443,89 @@ def test_compactions_of_hive_4_have_names_that_the_target_reads(pool: Pool, side
             assert lab.verified().code == 0
 
 
-@pytest.mark.parametrize("version", ["4.0", "4.2"])
-def test_newer_servers_as_targets(version: str, sides: Sides, hives: Callable[..., Running], tmp_path: Path) -> None:
-    """Hive 3.1 reads their tables, too."""
+@pytest.fixture
+def newer(
+    request: pytest.FixtureRequest, sides: Sides, hives: Callable[..., Running], tmp_path: Path
+) -> Iterator[AcidLab]:
+    """A target of Hive 4, whose tables Hive 3.1 reads."""
     source, _, here, _ = sides
-    target = hives(version, "target")
+    target = hives(request.param, "target")
     with HiveSql(target.uri, Path(target.warehouse)) as there:
         lab = AcidLab(source, target, here, there, tmp_path)
         lab.source.create()
-        lab.make()
-        lab.insert(1, 2)
-        left_open(lab, "insert into {db}.t values (80, 'was open')")
-        lab.insert(3)
-        lab.replicate()
-        lab.is_equal()
-        lab.end_open()
-        lab.run("update {db}.t set name = 'changed' where id = 2")
-        lab.compact("major")
-        lab.replicate()
-        lab.is_equal()
+        yield lab
+
+
+@pytest.mark.parametrize("newer", ["4.0", "4.2"], indirect=True)
+def test_newer_servers_as_targets(newer: AcidLab) -> None:
+    newer.make()
+    newer.insert(1, 2)
+    left_open(newer, "insert into {db}.t values (80, 'was open')")
+    newer.insert(3)
+    newer.replicate()
+    newer.is_equal()
+    newer.end_open()
+    newer.run("update {db}.t set name = 'changed' where id = 2")
+    newer.compact("major")
+    newer.replicate()
+    newer.is_equal()
+
+
+@pytest.mark.parametrize("newer", ["4.0", "4.2"], indirect=True)
+def test_a_table_that_is_made_again_has_its_own_write_ids_on_newer_servers(newer: AcidLab) -> None:
+    """They keep those of a table that is dropped without its data."""
+    newer.make()
+    newer.insert(1)
+    newer.insert(2)
+    newer.replicate()
+    newer.run("drop table {db}.t")
+    newer.make()
+    newer.insert(3)
+    assert newer.dump(since=newer.last).code == 0
+    forgetting = Fault("after", "thrift", f"create table {newer.name}.t", 1)  # for a moment, to be dropped with its ids
+    assert run_with(forgetting, newer.load_arguments(newer.last)).killed
+    assert newer.load().code == 0
+    newer.is_equal()
+    assert newer.ids() == [3]
+    assert [path.name for path in newer.target.home.iterdir()] == ["t"]
+
+    written_by_others(newer)
+    newer.insert(4)
+    assert newer.dump(since=newer.last).code == 0
+    refused = newer.load()
+    assert (refused.code, refused.output["error"]) == (6, "Refused"), refused
+    assert run_with(forgetting, newer.repair_arguments()).killed
+    assert newer.repaired().output["tables"] == ["t"]
+    assert newer.load().code == 0
+    newer.is_equal()
+    assert [path.name for path in newer.target.home.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize("newer", ["4.0", "4.2"], indirect=True)
+def test_open_transactions_of_the_source_end_on_newer_servers(newer: AcidLab) -> None:
+    newer.make()
+    newer.insert(1)
+    left_open(newer, "insert into {db}.t values (80, 'open')")
+    newer.replicate()
+    there, name = newer.target.metastore, (newer.name, "t")
+    before = there.database(newer.name).parameters
+    assert there.write_ids([name], there.snapshot())[name].open == (2,)
+    assert there.abort_replicated(newer.name) == 1
+    ids = there.write_ids([name], there.snapshot())[name]
+    assert (ids.open, ids.aborted) == ((), (2,))
+    assert there.abort_replicated(newer.name) == 0
+    assert there.database(newer.name).parameters == before
+    newer.end_open(commit=False)
+    newer.insert(2)
+    newer.replicate()
+    newer.is_equal()
+
+
+def written_by_others(lab: AcidLab) -> None:
+    """Another program commits two write ids of the replica's table."""
+    with hive_client(lab.target_running) as client:
+        for _ in range(2):
+            own = client.thrift.open_txns(ttypes.OpenTxnRequest(num_txns=1, user="q", hostname="h")).txn_ids[0]
+            request = ttypes.AllocateTableWriteIdsRequest(dbName=lab.name, tableName="t", txnIds=[own])
+            client.thrift.allocate_table_write_ids(request)
+            client.thrift.commit_txn(ttypes.CommitTxnRequest(txnid=own))

@@ -128,10 +128,13 @@ class AcidLab(Lab):
         sides = ["--source", self.source_uri, "--target", self.target_uri, "--db", self.side]
         return command("verify", *sides, "--engine", "local")
 
-    def repaired(self) -> Answer:
+    def repair_arguments(self) -> list[str]:
         sides = ["--source", self.source_uri, "--target", self.target_uri, "--db", self.side]
         roots = ["--cmroot", str(self.cmroot), "--target-cmroot", str(self.target_cmroot)]
-        return command("repair", *sides, *roots, "--allow-removals", "--engine", "local")
+        return ["repair", *sides, *roots, "--allow-removals", "--engine", "local"]
+
+    def repaired(self) -> Answer:
+        return command(*self.repair_arguments())
 
     def is_equal(self, *names: str) -> None:
         """Both sides show the same rows with the same ids, and `verify` finds no difference."""

@@ -22,13 +22,14 @@ from replicator.core.not_replicated import (
     NotReplicated,
     from_property,
     iceberg_pointer,
+    is_transactional,
     merged,
     with_property,
 )
-from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
+from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events.scope import Patterns
-from replicator.replay.apply.origins import KeyedExecutor, is_one_file, make_directory
+from replicator.replay.apply.origins import KeyedExecutor, exists, is_one_file, make_directory
 from replicator.replay.apply.staging import CLAIM
 from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.transfer import foreign_commits
@@ -50,11 +51,10 @@ from replicator.replay.replica import (
 from replicator.replay.retired import close_retired
 from replicator.replay.server_rules import as_served, in_waves, lacking
 from replicator.replay.squash import Lineage
-from replicator.replay.target import table_position
+from replicator.replay.target import BESIDE, table_position
 
 TABLES = 500  # tables per read
 MODIFIED = "The table has been modified"  # HiveAlterHandler, for another pointer than expected
-BESIDE = "-replicator-made-here"  # suffix of the directory in which a table on one file is created, then relocated
 
 
 class Commit:
@@ -194,6 +194,8 @@ class Commit:
             else:
                 self._work.target.alter_table(*step.name, wanted)
             self._work.changed.count()
+            if (before := there.location or "").endswith(BESIDE):  # an earlier load was killed in `_create`
+                remove_if_empty(before)
         self._name_lacking(step.source, step.table, there)
 
     def _switch(self, step: TablePlan, wanted: Table, pointer: str) -> None:
@@ -216,15 +218,32 @@ class Commit:
         """Creates a table. Servers refuse to create one whose location is a file, but allow to alter it to that. May
         run twice: a table left at the temporary location is altered like any other."""
         place = table.storage.location if table.storage and not table.is_view else None
+        if self._work.plan.transactions and is_transactional(table):
+            self._forget_write_ids(table)
         if not (place and is_one_file(place)):
             self._work.target.create_table(table)
             return
-        assert table.storage
-        beside = f"{place}{BESIDE}"
-        storage = msgspec.structs.replace(table.storage, location=beside)
-        self._work.target.create_table(msgspec.structs.replace(table, storage=storage))
+        self._work.target.create_table(_beside(table))
         self._work.target.alter_table(table.db, table.name, table)
-        remove_if_empty(beside)
+        remove_if_empty(f"{place}{BESIDE}")
+
+    def _forget_write_ids(self, table: Table) -> None:
+        """Lets a new table begin with its own write ids. Servers since Hive 4 keep those of an earlier table of its
+        name, unless that was dropped with its data (AcidEventListener.onDropTable): here that is a table without data,
+        at the temporary location, which a load after a kill drops like any other."""
+        target, name = self._work.target, (table.db, table.name)
+        if not target.write_ids([name], target.snapshot())[name].high:
+            return
+        stand_in = _beside(table)
+        assert stand_in.location
+        remove_if_empty(stand_in.location)
+        if exists(stand_in.location):
+            raise Refused(
+                f"{stand_in.location} has files: there, table {table.db}.{table.name} is created for a moment",
+                hint="move them elsewhere, then load again",
+            )
+        target.create_table(stand_in)
+        target.drop_table(*name, with_data=True)
 
     def partitions(
         self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]], advance: Callable[[int], None]
@@ -415,3 +434,10 @@ class Commit:
         source = next(source for source, replica in databases.items() if replica == name)
         wanted = reached(metadata.scope, source)
         return after_load(parameters, wanted, moves=moves, whole=metadata.kind == BOOTSTRAP)
+
+
+def _beside(table: Table) -> Table:
+    """Returns a table at its temporary location."""
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"{table.storage.location}{BESIDE}")
+    return msgspec.structs.replace(table, storage=storage)
