@@ -10,13 +10,16 @@ metastore knows about them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 BASE, DELTA, DELETE = "base", "delta", "delete_delta"
 _NAME = re.compile(r"(?:(base)_(\d+)|(delta|delete_delta)_(\d+)_(\d+)(?:_(\d+))?)(?:_v(\d+))?")
 _MADE = re.compile(r"_v\d+$")
-COMPACTED = "_metadata_acid"  # file in a base that a compactor of Hive 3 or a TRUNCATE has made
+MADE_BY = "_metadata_acid"  # file of JSON in bases of Hive 3's compactor, and of a TRUNCATE
+COMPACTED = "compacted"  # its `dataFormat`, of a compactor
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,31 @@ class State:
 
     def has(self, low: int, high: int) -> bool:
         """Returns True if any of these ids is committed."""
-        if low > min(high, self.high):
-            return False
         last = min(high, self.high)
-        invalid = sum(low <= each <= last for each in self.open | self.aborted)
-        return invalid < last - low + 1
+        return low <= last and _within(self._invalid, low, last) < last - low + 1
 
-    def holds(self, ids: frozenset[int], low: int, high: int) -> bool:
-        return any(low <= each <= high for each in ids)
+    def has_open(self, low: int, high: int) -> bool:
+        return _within(self._open, low, high) > 0
+
+    def has_aborted(self, low: int, high: int) -> bool:
+        return _within(self._aborted, low, high) > 0
+
+    @cached_property
+    def _open(self) -> list[int]:
+        return sorted(self.open)
+
+    @cached_property
+    def _aborted(self) -> list[int]:
+        return sorted(self.aborted)
+
+    @cached_property
+    def _invalid(self) -> list[int]:
+        return sorted(self.open | self.aborted)
+
+
+def _within(ids: Sequence[int], low: int, high: int) -> int:
+    """Returns how many of some sorted ids are in a range."""
+    return bisect_right(ids, high) - bisect_left(ids, low)
 
 
 @dataclass(frozen=True)
@@ -58,7 +78,7 @@ class Directory:
 
 
 def parse(name: str) -> Directory | None:
-    """Returns what a directory's name says; None for any other name."""
+    """Returns a directory's kind and ids, by its name; None for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -79,18 +99,25 @@ class Chosen:
     unclear: set[str] = field(default_factory=set)
     mixed: set[str] = field(default_factory=set)
 
+    def left_out(self, state: State) -> list[str]:
+        """Returns the directories that are left out though they have committed rows, if the unclear ones are of writers
+        that have not ended."""
+        deltas = (each for each in map(parse, self.unclear) if each and each.kind != BASE)
+        return sorted(self.mixed | {each.name for each in deltas if state.has(each.low, each.high)})
+
 
 def chosen(
     names: Iterable[str],
     state: State,
-    compacted: Collection[str] = (),
+    is_compacted: Callable[[str], bool] = lambda name: False,
     is_clean: Callable[[str], bool] = lambda name: True,
 ) -> Chosen:
-    """Chooses the directories of one state. names: of all directories in that of a table or partition; compacted: bases
-    with a file COMPACTED; is_clean: returns True for a delta of several ids that has no row of an aborted one."""
+    """Chooses the directories of one state. names: of all directories in that of a table or partition. Called only if
+    the answer matters: is_compacted: returns True for a base that a compactor has made; is_clean: returns True for a
+    delta of several ids that has no row of an aborted one."""
     found, usable = Chosen(), list[Directory]()
     for each in filter(None, map(parse, names)):
-        match _use(each, state, each.name in compacted, is_clean):
+        match _use(each, state, is_compacted, is_clean):
             case "use":
                 usable.append(each)
             case "unclear":
@@ -108,19 +135,28 @@ def chosen(
     return found
 
 
-def _use(each: Directory, state: State, compacted: bool, is_clean: Callable[[str], bool]) -> str:
+def _use(each: Directory, state: State, is_compacted: Callable[[str], bool], is_clean: Callable[[str], bool]) -> str:
     if each.kind == BASE:
-        made = bool(each.made) or compacted
-        if each.high <= state.high and not state.holds(state.open, 0 if made else each.high, each.high):
-            return "use" if made or each.high not in state.aborted else "none"
-        return "unclear"
+        return _use_base(each, state, is_compacted)
     if not each.is_wide:
         return "use" if state.has(each.low, each.high) else "none"
-    if each.high > state.high or state.holds(state.open, each.low, each.high):
+    if each.high > state.high or state.has_open(each.low, each.high):
         return "unclear"
-    if state.holds(state.aborted, each.low, each.high) and not each.made and not is_clean(each.name):
+    if state.has_aborted(each.low, each.high) and not each.made and not is_clean(each.name):
         return "mixed"
     return "use"
+
+
+def _use_base(each: Directory, state: State, is_compacted: Callable[[str], bool]) -> str:
+    """A compactor's base has the rows of all ids up to its own, a writer's only those of its own."""
+    if each.high > state.high or state.has_open(each.high, each.high):
+        return "unclear"
+    aborted = state.has_aborted(each.high, each.high)
+    if not aborted and not state.has_open(0, each.high):
+        return "use"
+    if not each.made and not is_compacted(each.name):
+        return "none" if aborted else "use"
+    return "unclear" if state.has_open(0, each.high) else "use"
 
 
 def _deltas(usable: Iterable[Directory], current: int, state: State) -> Iterable[Directory]:

@@ -40,7 +40,7 @@ from replicator.captures.unlistable import (
     Key,
     Sight,
     Uncaptured,
-    beside_aborted,
+    beside_others,
     gathered,
     not_text,
     remember,
@@ -230,7 +230,9 @@ class Contents:
             names, mixed = listed.unnamed.get(index), listed.mixed.get(index)
             key = (obj.db, obj.table, obj.partition)
             if names or mixed or key in self._known_unnamed:
-                self._unnamed[key] = not_text(obj, names) if names else beside_aborted(obj, mixed) if mixed else None
+                table = f"{obj.db}.{obj.table}"
+                found = NotReplicated(table, beside_others(mixed), obj.partition) if mixed else None
+                self._unnamed[key] = not_text(obj, names) if names else found
         self._log.manifest.set_directories(listed.objects, listed.directories)
         self._log.manifest.set_identities(listed.objects, listed.same)
         self._log.report.files += listed.files_hashed

@@ -17,7 +17,7 @@ from functools import cache
 import msgspec
 import pyarrow as pa
 
-from cmroot.errors import NotWritable
+from cmroot.errors import FormatError, NotWritable
 from cmroot.keep.hdfs_keepers import (
     CAPTURES_OPEN,
     DIRECTORY,
@@ -34,7 +34,7 @@ from cmroot.keep.hdfs_keepers import (
 from cmroot.keep.keepers import Keeper, Kept
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
-from cmroot.store.acid import State
+from cmroot.store.acid import Chosen, State
 from cmroot.store.buckets import Listings
 from cmroot.store.listing import FileState, Listing, full_identity
 from cmroot.store.place import is_local, join, scheme
@@ -99,10 +99,13 @@ def list_objects(task: ListTask) -> Listed:
         done += 1
         for last_try in (False,) * (STABLE_TRIES - 1) + (True,):
             try:
-                listing = listings.of(index)
+                listing, state = listings.of(index), task.states.get(index)
+                files, of_state = files_of(listing, obj.location, state) if listing and state else ([], Chosen())
             except (ConnectionError, TimeoutError):
                 raise
-            except (OSError, NotWritable) as error:  # of one location: the others continue
+            except (OSError, FormatError, NotWritable) as error:  # of one location: the others continue
+                if isinstance(error, FileNotFoundError) and not last_try:
+                    continue  # a file was removed since it was listed
                 found.missing.append((obj, f"its directory cannot be listed: {error}"))
                 break
             if listing is None and not known and not is_local(obj.location):
@@ -116,13 +119,12 @@ def list_objects(task: ListTask) -> Listed:
             if obj.partition and listing.is_one_file:  # no server creates such a partition, but one may become so
                 found.missing.append((obj, f"its location {obj.location} is a file, not a directory"))
                 break
-            if (state := task.states.get(index)) is not None:
-                files, of_state = files_of(listing, obj.location, state)
+            if state is not None:
                 if too_new := frozenset(of_state.unclear) - task.open.get(index, frozenset()):
                     found.unclear.append((obj, too_new))
                     break
-                if of_state.mixed:
-                    found.mixed[index] = sorted(of_state.mixed)
+                if left_out := of_state.left_out(state):
+                    found.mixed[index] = left_out
                 listing = Listing(files, listing.directories, listing.unnamed)
             if _record(rows, index, obj, listing, known, task.keeper, tolerant=last_try):
                 found.directories += [

@@ -153,11 +153,10 @@ def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
     return NotReplicated(f"{obj.db}.{obj.table}", f"it has {files} {what}: {some}", obj.partition)
 
 
-def beside_aborted(obj: DataObject, directories: Sequence[str]) -> NotReplicated:
-    """Reports an object whose directories have files with rows of both committed and aborted transactions."""
+def beside_others(directories: Sequence[str]) -> str:
+    """Returns the reason why rows of a transactional table are left out: their files have rows of others, too."""
     some = ", ".join(directories[:_SHOWN]) + (", ..." if len(directories) > _SHOWN else "")
-    reason = f"its rows in {some} share files with rows of aborted transactions, until it is compacted"
-    return NotReplicated(f"{obj.db}.{obj.table}", reason, obj.partition)
+    return f"its rows in {some} share files with rows of aborted or open transactions, until it is compacted"
 
 
 def remembered(manifest: Manifest) -> list[NotReplicated]:

@@ -22,6 +22,7 @@ from replicator.captures.inventory import DataObject
 from replicator.captures.recording import Recording
 from replicator.core.model import NotificationEvent, WriteIds
 from replicator.core.not_replicated import INSERT_ONLY, is_transactional
+from replicator.errors import FormatError
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.events.facts import SetWriteIds, Written
 from replicator.metastore.events.notification_log import TRANSACTIONS, message_of
@@ -49,20 +50,23 @@ class Transactions:
     def __init__(self, source: MetastoreReader, log: Recording) -> None:
         self._source, self._log, self._known = source, log, log.manifest
         seen = msgspec.json.decode(self._known.recall(_KEY) or "{}", type=_Seen)
-        self._allocated = {(db, table, each): transaction for db, table, each, transaction in seen.allocated}
+        self._allocated: dict[Name, dict[int, int]] = {}  # write id -> transaction
+        for db, table, each, transaction in seen.allocated:
+            self._allocated.setdefault((db, table), {})[each] = transaction
         self._ended = dict(seen.ended)
         self._snapshot = ""
         self.states: dict[Name, acid.State] = {}
 
     def note(self, event: NotificationEvent) -> None:
-        """Notes what an event tells of transactions."""
+        """Notes the write ids that an event allocates, or the transaction that it ends."""
         if event.type not in TRANSACTIONS or (message := message_of(event)) is None:
             return
         if "txnid" in message:
             self._ended[int(message["txnid"])] = event.id
         elif (db := message.get("dbName")) in self._known.scope():
+            ids = self._allocated.setdefault((db, message["tableName"]), {})
             for transaction, each in zip(message["txnIdList"], message["writeIdList"], strict=True):
-                self._allocated[db, message["tableName"], int(each)] = int(transaction)
+                ids[int(each)] = int(transaction)
 
     def look(self, *, again: bool = False) -> None:
         """Reads the write ids of all transactional tables, those that are new since the last call as of its moment;
@@ -93,11 +97,12 @@ class Transactions:
 
     def _change(self, name: Name, ids: WriteIds, before: SetWriteIds | None) -> SetWriteIds:
         known = {each.id: each.transaction for each in before.written} if before else {}
-        named = [each for db, table, each in self._allocated if (db, table) == name and each <= ids.high]
+        allocated = self._allocated.get(name, {})
+        named = [each for each in allocated if each <= ids.high]
         fresh = (*before.ids.open, *range(before.ids.high + 1, ids.high + 1)) if before else named
         written = []
         for each in sorted({*fresh, *ids.open}):
-            transaction = self._allocated.pop((*name, each), None) or known.get(each) or unnamed(name, each)
+            transaction = allocated.pop(each, None) or known.get(each) or unnamed(name, each)
             ended = 0 if each in ids.open else self._ended.get(transaction, 0)
             if ended or each in known or each in ids.open:
                 written.append(Written(each, transaction, ended))
@@ -105,9 +110,11 @@ class Transactions:
 
     def remember(self) -> None:
         """Stores what later captures need of the events."""
-        highs = {name: state.high for name, state in self.states.items()}
         allocated = [
-            (*key, each) for key, each in self._allocated.items() if key[:2] in highs and key[2] > highs[key[:2]]
+            (*name, each, transaction)
+            for name, state in self.states.items()
+            for each, transaction in self._allocated.get(name, {}).items()
+            if each > state.high
         ]
         waiting = {each for *_, each in allocated}
         for name in self.states:
@@ -126,7 +133,7 @@ class Transactions:
             name = (obj.db, obj.table)
             ids = now.get(name, WriteIds(0))
             state = state_of(ids, insert_only=self.states[name].insert_only)
-            if acid.chosen(some, state, compacted=some).unclear != set(some):
+            if acid.chosen(some, state, lambda base: True).unclear != set(some):
                 return True
         return False
 
@@ -135,13 +142,36 @@ class Transactions:
 
 
 def files_of(listing: Listing, location: str, state: acid.State) -> tuple[list[FileState], acid.Chosen]:
-    """Returns the files of a table or partition that belong to a state."""
-    tops = {path.partition("/")[0] for file in listing.files if "/" in (path := file.path_relative)}
+    """Returns the files of a table or partition that belong to a state. Raises FileNotFoundError if a file
+    that decides this is gone by now, FormatError if it is damaged."""
     paths = {file.path_relative for file in listing.files}
-    compacted = {top for top in tops if f"{top}/{acid.COMPACTED}" in paths}
-    clean = partial(_is_clean, listing.files, location, state)
-    found = acid.chosen(tops, state, compacted, clean)
+    tops = {path.partition("/")[0] for path in paths if "/" in path}
+    found = acid.chosen(
+        tops, state, partial(_is_compacted, paths, location), partial(_is_clean, listing.files, location, state)
+    )
     return [file for file in listing.files if _belongs(file.path_relative, found)], found
+
+
+def as_on_replica(listing: Listing, location: str, state: acid.State) -> tuple[Listing, dict[str, str], list[str]]:
+    """Returns the listing of a state as a replica has it, the paths that differ there (replica's -> source's), and the
+    directories that no replica has though they have committed rows."""
+    files, found = files_of(listing, location, state)
+    paths = {each.path_relative: acid.replica_path(each.path_relative) for each in files}
+    there = [msgspec.structs.replace(each, path_relative=paths[each.path_relative]) for each in files]
+    differ = {new: old for old, new in paths.items() if new != old}
+    return Listing(there, [], listing.unnamed), differ, found.left_out(state)
+
+
+def _is_compacted(paths: Collection[str], location: str, base: str) -> bool:
+    path = f"{base}/{acid.MADE_BY}"
+    if path not in paths:
+        return False
+    place = join(location, path)
+    with located(place).open_read() as source:
+        try:
+            return bool(msgspec.json.decode(source.read(), type=dict[str, str]).get("dataFormat") == acid.COMPACTED)
+        except msgspec.DecodeError as error:
+            raise FormatError(f"{place} cannot be read: {error}") from error
 
 
 def _belongs(path: str, found: acid.Chosen) -> bool:
@@ -157,8 +187,14 @@ def _is_clean(files: Sequence[FileState], location: str, state: acid.State, name
     for file in files:
         below, _, base = file.path_relative.rpartition("/")
         if below == name and base.startswith("bucket_") and not base.endswith("_flush_length"):
-            with located(join(location, file.path_relative)).open_read() as source:
-                ids = orc.ORCFile(source).read(["currentTransaction"])["currentTransaction"]
+            place = join(location, file.path_relative)
+            with located(place).open_read() as source:
+                try:
+                    ids = orc.ORCFile(source).read(["currentTransaction"])["currentTransaction"]
+                except OSError as error:
+                    if error.errno is not None:
+                        raise
+                    raise FormatError(f"{place} is not a file of a transactional table: {error}") from error
             if set(pc.unique(ids).to_pylist()) & state.aborted:
                 return False
     return True

@@ -16,14 +16,15 @@ import msgspec
 import xxhash
 
 from cmroot.store import iceberg
-from cmroot.store.acid import State, replica_path
+from cmroot.store.acid import State
 from cmroot.store.buckets import Listings
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
 from cmroot.store.listing import FileState, Listing, list_tree, may_name_places
 from cmroot.store.place import join, located, parent, relative, scheme
-from replicator.captures.write_ids import files_of
+from replicator.captures.unlistable import beside_others
+from replicator.captures.write_ids import as_on_replica
 from replicator.compare.differences import Difference, Differences
 from replicator.core.model import Partition, Table
 from replicator.core.not_replicated import NotReplicated
@@ -88,7 +89,7 @@ class FileTask:
 class FilesCompared:
     """Files and bytes compared, the differences, and the postponed objects with their (files, bytes). `files_read`: at
     level crc, files whose contents were read because a side has no CRC; `naming`: objects whose files name locations of
-    the source and are not translated, at most NAMED."""
+    the source and are not translated, at most NAMED, and transactional ones of which rows are left out."""
 
     files: int = 0
     files_read: int = 0
@@ -114,11 +115,10 @@ def compare_files(task: FileTask) -> FilesCompared:
 def _compare(
     pair: FilePair, here: Listing | None, there: Listing | None, task: FileTask, report: FilesCompared
 ) -> None:
+    left_out = list[str]()
     if pair.state is not None and here is not None:
-        files = {replica_path(each.path_relative): each for each in files_of(here, pair.source, pair.state)[0]}
-        moved = {path: each.path_relative for path, each in files.items() if each.path_relative != path}
-        pair = replace(pair, renamed=moved)
-        here = Listing([msgspec.structs.replace(each, path_relative=path) for path, each in files.items()], [])
+        here, renamed, left_out = as_on_replica(here, pair.source, pair.state)
+        pair = replace(pair, renamed=renamed)
     source, target = _files(here), _files(there)
     indexes = [path for path in source if may_name_places(path) and _is_index(path, source, target)]
     if pair.pointer:
@@ -132,6 +132,8 @@ def _compare(
         _compare_bytes(pair, [path for path in alike if _digest(path) % task.shares == task.share], task, report)
         return
     _tell_unnamed(pair, here, there, report)
+    if left_out:
+        report.naming.append(_left_out(pair, beside_others(left_out)))
     _compare_names(pair, source, target, indexes, report)
     if pair.pointer:
         _compare_trees(pair, indexes, target, report)
@@ -216,7 +218,12 @@ def _compare_indexes(
         elif named:
             naming[path] = named
     if naming and len(report.naming) < NAMED:
-        report.naming.append(NotReplicated(pair.name.partition("/")[0], reason(naming), pair.name.partition("/")[2]))
+        report.naming.append(_left_out(pair, reason(naming)))
+
+
+def _left_out(pair: FilePair, reason: str) -> NotReplicated:
+    table, _, partition = pair.name.partition("/")
+    return NotReplicated(table, reason, partition)
 
 
 def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesCompared) -> None:

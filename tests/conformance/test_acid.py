@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from acid_tables import COMPACTING_4, INSERT_ONLY, AcidLab, acid_sides
@@ -42,6 +43,13 @@ def acid(sides: Sides, tmp_path: Path) -> AcidLab:
 
 def left_open(lab: AcidLab, statement: str) -> None:
     leave_open(lab.hive.uri, Path(lab.hive.warehouse), statement.replace("{db}", lab.side))
+
+
+def allocated(thrift: Any, db: str) -> int:
+    """Returns an open transaction that has the next write id of table `t`."""
+    own = int(thrift.open_txns(ttypes.OpenTxnRequest(num_txns=1, user="q", hostname="h")).txn_ids[0])
+    thrift.allocate_table_write_ids(ttypes.AllocateTableWriteIdsRequest(dbName=db, tableName="t", txnIds=[own]))
+    return own
 
 
 # ---- states -------------------------------------------------------------------------------------------------------
@@ -266,6 +274,54 @@ def test_captures_beside_a_writer_are_states_of_the_source(acid: AcidLab, sides:
     assert not wrong, wrong
     acid.replicate()
     acid.is_equal("t", "u")
+
+
+def test_committed_rows_that_share_files_with_open_transactions_are_named(acid: AcidLab) -> None:
+    """As of a writer that streams: several write ids in one directory."""
+    acid.make()
+    acid.insert(1)
+    acid.insert(2)
+    with hive_client(acid.hive) as client:
+        open_ = allocated(client.thrift, acid.name)
+        home = acid.source.home / "t"
+        (home / "delta_0000002_0000002_0000").rename(home / "delta_0000002_0000003")
+        dumped = acid.dump()
+        assert dumped.code == 3, dumped
+        assert "delta_0000002_0000003" in dumped.output["not_replicated"][0]["reason"]
+        assert acid.load().code == 3
+        assert acid.ids() == [1]
+        assert acid.verified().code == 3
+        client.thrift.commit_txn(ttypes.CommitTxnRequest(txnid=open_))
+    acid.replicate()
+    acid.is_equal()
+    assert acid.ids() == [1, 2]
+
+
+def test_a_truncate_that_was_rolled_back_hides_no_row(acid: AcidLab) -> None:
+    acid.make()
+    acid.insert(1)
+    with hive_client(acid.hive) as client:
+        aborted = allocated(client.thrift, acid.name)
+        base = acid.source.home / "t/base_0000002"
+        base.mkdir()
+        (base / "_metadata_acid").write_text('{"thisFileVersion": "0", "dataFormat": "truncated"}')
+        client.thrift.abort_txn(ttypes.AbortTxnRequest(txnid=aborted))
+    acid.replicate()
+    assert acid.ids() == [1]
+    assert acid.verified().code == 0
+    (base / "_metadata_acid").write_text("damaged")
+    damaged = acid.verified()
+    assert (damaged.code, damaged.output["error"]) == (1, "FormatError"), damaged
+    acid.insert(2)
+    dumped = acid.dump(since=acid.last)
+    assert dumped.code == 3, dumped
+    assert "base_0000002/_metadata_acid cannot be read" in str(dumped.output["not_replicated"]), dumped
+    assert acid.load().code == 3
+    assert acid.ids() == [1]  # the last state that is whole
+    (base / "_metadata_acid").unlink()
+    base.rmdir()
+    acid.replicate()
+    acid.is_equal()
 
 
 # ---- writers of the target ------------------------------------------------------------------------------------------
@@ -525,7 +581,4 @@ def written_by_others(lab: AcidLab) -> None:
     """Another program commits two write ids of the replica's table."""
     with hive_client(lab.target_running) as client:
         for _ in range(2):
-            own = client.thrift.open_txns(ttypes.OpenTxnRequest(num_txns=1, user="q", hostname="h")).txn_ids[0]
-            request = ttypes.AllocateTableWriteIdsRequest(dbName=lab.name, tableName="t", txnIds=[own])
-            client.thrift.allocate_table_write_ids(request)
-            client.thrift.commit_txn(ttypes.CommitTxnRequest(txnid=own))
+            client.thrift.commit_txn(ttypes.CommitTxnRequest(txnid=allocated(client.thrift, lab.name)))

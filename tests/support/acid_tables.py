@@ -98,7 +98,7 @@ class AcidLab(Lab):
         return sorted(path.name for path in (home / name).iterdir() if path.name[0] not in "._")
 
     def compact(self, kind: str, name: str = "t") -> None:
-        """A compaction by the source's metastore, to its end; it removes what was compacted."""
+        """Waits for a compaction by the source's metastore, which removes what it has compacted."""
         self.run(f'alter table {{db}}.{name} compact "{kind}"')
         mark, before = ("base_" if kind == "major" else "delta_"), set(self.directories(name))
         eventually(lambda: self._is_compacted(name))

@@ -17,7 +17,7 @@ COMMITTED = State(9)
 
 
 def names(*found: str, state: State = COMMITTED, compacted: tuple[str, ...] = ()) -> set[str]:
-    return chosen(found, state, compacted).names
+    return chosen(found, state, compacted.__contains__).names
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,20 @@ def test_readers_take_the_newest_base_and_the_deltas_after_it(there: tuple[str, 
 def test_nothing_of_an_open_or_aborted_id_is_taken() -> None:
     state = State(9, frozenset({6}), frozenset({4, 8}))
     assert names("delta_4_4_0", "delta_5_5_0", "delta_6_6_0", "delta_10_10_0", state=state) == {"delta_5_5_0"}
-    assert names("base_8", state=state) == set()  # an INSERT OVERWRITE that was rolled back
+    assert names("base_8", state=state) == set()  # an INSERT OVERWRITE or a TRUNCATE that was rolled back
     assert names("base_5", state=state) == {"base_5"}
     found = chosen(["base_7", "base_7_v3", "base_12", "delta_6_7", "delta_1_12"], state)
     assert found.names == {"base_7"}  # of an INSERT OVERWRITE: an older writer may be open
     assert found.unclear == {"base_7_v3", "base_12", "delta_6_7", "delta_1_12"}
+    assert chosen(["base_7"], state, {"base_7"}.__contains__).unclear == {"base_7"}  # of a compactor
+
+
+def test_what_a_writer_in_several_transactions_has_committed_is_named_where_it_is_left_out() -> None:
+    state = State(9, frozenset({6, 7, 10}), frozenset({4}))
+    found = chosen(["delta_5_6", "delta_6_7", "delete_delta_8_10", "base_12", "base_6_v3"], state)
+    assert found.names == set()
+    assert found.left_out(state) == ["delete_delta_8_10", "delta_5_6"]
+    assert chosen(["delta_3_5", "delta_4_4"], state, is_clean=lambda name: False).left_out(state) == ["delta_3_5"]
 
 
 def test_a_compactor_may_have_left_out_aborted_rows_and_a_streaming_writer_has_them() -> None:
