@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cmroot.store.acid import State, chosen, parse, replica_path
@@ -9,7 +11,8 @@ from replicator.core.model import Table, WriteIds
 from replicator.errors import Refused
 from replicator.metastore.events.facts import Written
 from replicator.metastore.transactions import not_shown, parted, unnamed
-from replicator.replay.apply.transactional import MOST, plan_write_ids, runs
+from replicator.replay.apply.origins import Wanted
+from replicator.replay.apply.transactional import MOST, appear, plan_write_ids, runs
 from replicator.replay.plan import TablePlan
 from replicator.replay.squash import Called, Lineage
 
@@ -116,3 +119,21 @@ def test_bits_tell_aborted_from_open_ids() -> None:
     assert parted([3, 5, 9], b"\x05") == ([5], [3, 9])
     assert parted([3], None) == ([3], [])
     assert not_shown(WriteIds(6, aborted=(5,)), WriteIds(4, open=(2,), aborted=(3,))) == [2, 3, 6]
+
+
+def test_a_directory_of_which_a_part_appeared_gets_the_rest_and_what_it_replaces_is_kept(tmp_path: Path) -> None:
+    home = f"{tmp_path}/"
+    for name, text in (
+        ("base_5/a", "old"),
+        (".acid-base_5/a", "new"),
+        (".acid-base_5/b", "b"),
+        (".acid-base_5/c", "c"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    files = [Wanted("", f"{home}base_5/{name}", 1, 0, "", 0) for name in ("a", "b")]
+    kept = list[str]()
+    appear(files, {home: (0, "d", "t", "", home)}, kept.append)
+    found = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"base_5/a": "new", "base_5/b": "b"}
+    assert kept == [f"{home}base_5/{name}" for name in ("a", "b")]

@@ -29,8 +29,8 @@ from replicator.replay.plan import EntryKey, FileRules
 
 @dataclass(frozen=True)
 class LogTask:
-    """The logs in some parts of a dump, and a share of their tables: `share` of `shares`. `over`: commits of other
-    writers are replaced, and moved to the target's `$cmroot`."""
+    """The logs, trees and directories of write ids in some parts of a dump, and a share of their tables: `share` of
+    `shares`. `over`: commits of other writers are replaced, and moved to the target's `$cmroot`."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -51,11 +51,12 @@ class LogReport:
 
 
 def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
-    """Publishes the logs of a task's tables, each in order, until a file is not available. May run twice."""
+    """Publishes the logs and trees of a task's tables, each in order, until a file is not available, and lets
+    directories of write ids appear. May run twice."""
     report, kept, homes = LogReport(), kept_prefixes(task.roots.target), dict[str, EntryKey]()
     files, trees, acid = _logs(task, homes)
     fence.check()
-    appear(acid, acid_homes(homes, task.rules))
+    appear(acid, acid_homes(homes, task.rules), partial(remove_file, roots=task.roots, private=task.private))
     places = trees_of(homes, task.rules)
     with noted(task.roots.target, (file.target for file in (*trees, *files)), fence) as attempt:
         make = Directories(homes, task.rules, report.copied.lacking).make

@@ -11,7 +11,7 @@ until a later load ends them. Every step may run twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
@@ -78,19 +78,35 @@ def in_hidden(files: Iterable[Wanted], homes: Homes) -> Iterator[Wanted]:
             yield file
 
 
-def appear(files: Sequence[Wanted], homes: Homes) -> None:
-    """Gives hidden directories their names, when all of their files are in them. May run twice; after a repeated load
-    of which a part appeared, files are moved one by one."""
-    for directory in sorted({wide_directory(file.target, homes) for file in files} - {""}):
-        place, staged = located(directory), located(hidden(directory))
-        if not staged.exists():
-            continue
-        if place.exists():
-            for path in staged.find():
-                (staged / path).move(place / path)
-            staged.remove_tree()
-        else:
-            staged.move(place)
+def appear(files: Iterable[Wanted], homes: Homes, remove: Callable[[str], object]) -> None:
+    """Gives hidden directories their names, when all of their files are in them, and removes what earlier loads have
+    left in others. files: all of a share's homes; remove: moves a file to `$cmroot`. May run twice; after a repeated
+    load of which a part appeared, files are moved one by one."""
+    wanted: dict[str, set[str]] = {}
+    touched = set[str]()
+    for file in files:
+        touched.add(home_of(file.target, homes))
+        if directory := wide_directory(file.target, homes):
+            wanted.setdefault(directory, set()).add(file.target[len(directory) + 1 :])
+    for home in sorted(touched - {""}):
+        for name in located(home).list() if scheme(home) in _CAN_RENAME else ():
+            directory = f"{home}{name.removeprefix(HIDDEN)}"
+            if name.startswith(HIDDEN):
+                _appear(directory, wanted.get(directory, set()), remove)
+
+
+def _appear(directory: str, wanted: Collection[str], remove: Callable[[str], object]) -> None:
+    staged, place = located(hidden(directory)), located(directory)
+    for path in staged.find():
+        if path not in wanted:  # of another load, which was killed
+            (staged / path).remove_own()
+    if wanted and not place.exists():
+        staged.move(place)
+        return
+    for path in wanted and staged.find():
+        remove(f"{directory}/{path}")
+        (staged / path).move(place / path)
+    staged.remove_tree()
 
 
 # ---- write ids, on the driver ----------------------------------------------------------------------------------------
