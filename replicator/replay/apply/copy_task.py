@@ -269,7 +269,7 @@ def fold_entries(
                 place = file_in(target, replica_path(path) if renames else path)
                 before = last.get(place)
                 if before is not None and (before[0], before[1] is not None) > (position, adds):
-                    continue  # of one position, what is added counts: two paths may be one on the replica
+                    continue  # added at the same position: two paths of the source may be one on the replica
                 wanted = None
                 if adds:  # a version is stored under the object's name at the time of the record
                     at_version = (file_in(slashed(key[4]), path), version) if version else None

@@ -191,8 +191,12 @@ def end_transactions(plan: Plan, target: Metastore) -> None:
 def await_readers(plan: Plan, target: MetastoreReader, wait: Callable[[float], None] = time.sleep) -> None:
     """Waits for queries of the target that have begun before, as Hive's own cleaner does, for at most PATIENCE seconds:
     they may read directories that this load removes. Waits only if it removes files of transactional tables."""
-    concerned = any(step.exists and step.table and is_transactional(step.table) for step in plan.tables)
-    if not (concerned and plan.metadata.removed and plan.transactions):
+    concerned = (
+        step
+        for step in plan.tables
+        if (step.exists or step.begins_again) and step.table and is_transactional(step.table)
+    )
+    if not (plan.transactions and any(plan.metadata.removed or step.prune for step in concerned)):
         return
     before = target.readers_open()
     for pause in repeat(PAUSE, round(PATIENCE / PAUSE)):
