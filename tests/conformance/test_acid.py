@@ -17,7 +17,7 @@ from hive_objects import FULL_ACID, hive_client
 from hive_sql import HiveSql, leave_open
 from metastores import shared
 from pool import Pool
-from waiting import eventually, pause
+from waiting import eventually, pause, repeating
 
 from replicator.captures import left_out
 from replicator.core.not_replicated import ACID, UNREPLAYED
@@ -249,32 +249,20 @@ def test_captures_beside_a_writer_are_states_of_the_source(acid: AcidLab, sides:
     acid.insert(0, name="t")
     acid.insert(0, name="u")
     acid.replicate()
-    stop, wrong = threading.Event(), list[BaseException]()
-    statement = "from (select {0} as id, 'm' as name) q insert into table {1}.t select id, name"
+    into = f"insert into table {acid.side}"
+    both = f"from (select {{}} as id, 'm' as name) q {into}.t select id, name {into}.u select id, name"
+    with HiveSql(acid.hive.uri, Path(acid.hive.warehouse)) as own:
 
-    def write() -> None:
-        try:
-            with HiveSql(acid.hive.uri, Path(acid.hive.warehouse)) as own:
-                for number in range(1, 200):
-                    own(statement.format(number, acid.side) + f" insert into table {acid.side}.u select id, name")
-                    if number % 3 == 0:
-                        own(f'alter table {acid.side}.t compact "major"')
-                    if stop.is_set():
-                        return
-        except BaseException as error:  # told below
-            wrong.append(error)
+        def write(number: int) -> None:
+            own(both.format(number))
+            if number % 3 == 0:
+                own(f'alter table {acid.side}.t compact "major"')
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(6):
-            acid.replicate()
-            shown = acid.ids("t")
-            assert shown == acid.ids("u") == list(range(len(shown)))
-    finally:
-        stop.set()
-        writer.join()
-    assert not wrong, wrong
+        with repeating(write):
+            for _ in range(6):
+                acid.replicate()
+                shown = acid.ids("t")
+                assert shown == acid.ids("u") == list(range(len(shown)))
     acid.replicate()
     acid.is_equal("t", "u")
 

@@ -5,7 +5,6 @@ away while a replica is read."""
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,11 +29,11 @@ from iceberg_tables import (
     shown,
     states,
     verified,
-    without_source,
 )
 from lab import Lab
 from pyiceberg.table import StaticTable
 from pyiceberg.types import StringType
+from waiting import repeating
 
 from replicator.captures import left_out
 from replicator.core.not_replicated import ICEBERG, POINTER, UNTRANSLATED
@@ -67,7 +66,7 @@ def test_every_snapshot_of_a_replica_is_the_sources_when_the_source_is_gone(fixt
     replicated(fixture)
     wanted = states(table)
     assert len(wanted) == 5 and len(shown(table)) == 4
-    with without_source(fixture):
+    with fixture.without_source():
         assert states(replica(fixture)) == wanted
     is_same(fixture)
 
@@ -76,7 +75,7 @@ def test_every_snapshot_of_a_replica_is_the_sources_when_the_source_is_gone(fixt
         update.add_column("more", StringType())
     table = delete_rows(table.refresh(), data_file(table), [1])
     replicated(fixture)
-    with without_source(fixture):
+    with fixture.without_source():
         assert states(replica(fixture)) == states_of_copy(fixture, wanted, table)
     is_same(fixture)
 
@@ -96,7 +95,7 @@ def test_versions_and_codecs(fixture: Lab, version: str, codec: str) -> None:
     table.append(rows(3))
     replicated(fixture)
     wanted = states(table)
-    with without_source(fixture):
+    with fixture.without_source():
         assert states(replica(fixture)) == wanted
     is_same(fixture)
 
@@ -123,31 +122,18 @@ def test_captures_beside_a_writer_are_snapshots(fixture: Lab) -> None:
     table = make(fixture)
     table.append(rows(0))
     replicated(fixture)
-    stop, wrong = threading.Event(), list[BaseException]()
+    writer = catalog(fixture.source_uri).load_table(f"{fixture.name}.t")
 
-    def write() -> None:
-        own = catalog(fixture.source_uri).load_table(f"{fixture.name}.t")
-        try:
-            for number in range(1, 1000):
-                own.append(rows(number))
-                if number % 4 == 0:
-                    own = expire(own.refresh())
-                if stop.is_set():
-                    return
-        except BaseException as error:  # told below
-            wrong.append(error)
+    def write(number: int) -> None:
+        writer.refresh().append(rows(number))
+        if number % 4 == 0:
+            expire(writer.refresh())
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with repeating(write):
         for _ in range(4):
             replicated(fixture)
             found = shown(replica(fixture))
             assert found == list(range(len(found)))
-    finally:
-        stop.set()
-        writer.join()
-    assert not wrong
     replicated(fixture)
     assert shown(replica(fixture)) == shown(table.refresh())
     is_same(fixture)
@@ -376,7 +362,7 @@ def test_a_dump_with_data_is_all_that_a_replica_needs(fixture: Lab) -> None:
     table.append(rows(1, 2))
     wanted = states(table)
     assert fixture.dump("--with-data").code == 0
-    with without_source(fixture):
+    with fixture.without_source():
         loaded = fixture.load()
         assert loaded.code == 0, loaded
         assert states(replica(fixture)) == wanted

@@ -4,7 +4,7 @@ and writers of the replica, which must not reach the source."""
 from __future__ import annotations
 
 from iceberg_spark import IcebergSpark
-from iceberg_tables import is_same, naming_source, replicated, without_source
+from iceberg_tables import is_same, naming_source, replicated
 from lab import Lab
 
 DAY, TIME = "date '2026-01-0{}'", "timestamp '2026-01-01 00:00:00'"
@@ -52,7 +52,7 @@ def shown(spark: IcebergSpark, table: str) -> dict[str, list[list[str]]]:
 
 def compare(source: IcebergSpark, target: IcebergSpark, lab: Lab, tables: list[str]) -> None:
     wanted = {table: shown(source, table) for table in tables}
-    with without_source(lab):
+    with lab.without_source():
         assert {table: shown(target, table) for table in tables} == wanted
         for table in tables:
             files = target(f"select file_path from {table}.all_files union select path from {table}.all_manifests")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,18 +141,6 @@ class AcidLab(Lab):
             assert self.shown(name) == self.rows(name), name
         answer = self.verified()
         assert answer.code == 0, answer
-
-    @contextmanager
-    def without_source(self) -> Iterator[None]:
-        """The source's files, and its root, are elsewhere."""
-        places = [self.source.home, self.cmroot]
-        for place in places:
-            os.rename(place, f"{place}-away")
-        try:
-            yield
-        finally:
-            for place in places:
-                os.rename(f"{place}-away", place)
 
     def end_open(self, *, commit: bool = True) -> None:
         """The newest open transaction of this database ends. Other tests have theirs on the same server."""

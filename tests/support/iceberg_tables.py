@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -165,19 +164,6 @@ def expire(table: Table) -> Table:
     for path in before - reachable(table):
         os.unlink(path)
     return table
-
-
-@contextmanager
-def without_source(lab: Lab, db: str | None = None) -> Iterator[None]:
-    """The source's files, and its root, are elsewhere meanwhile."""
-    places = [lab.db(db).home if db else lab.source.home, lab.cmroot]
-    for place in places:
-        os.rename(place, f"{place}-away")
-    try:
-        yield
-    finally:
-        for place in places:
-            os.rename(f"{place}-away", place)
 
 
 def naming_source(lab: Lab, db: str | None = None) -> list[str]:

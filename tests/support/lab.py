@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -75,6 +77,18 @@ class Lab:
         """Asserts that replicas of a policy show what their sources do."""
         for name in names or ("a",):
             assert_same(self.db(name), self.replica(name))
+
+    @contextmanager
+    def without_source(self) -> Iterator[None]:
+        """The source's files, and its root, are elsewhere."""
+        places = [self.source.home, self.cmroot]
+        for place in places:
+            os.rename(place, f"{place}-away")
+        try:
+            yield
+        finally:
+            for place in places:
+                os.rename(f"{place}-away", place)
 
     # ---- the command line -----------------------------------------------------------------------------------------
 

@@ -7,8 +7,12 @@ statement about speed, and a loaded machine does not come near it.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
 from typing import TypeVar
 
 CEILING = 240.0
@@ -35,6 +39,26 @@ async def eventually_async(condition: Callable[[], T]) -> T:
         assert time.monotonic() < deadline, f"not within {CEILING:.0f} s"
         await asyncio.sleep(_FIRST)
     return found
+
+
+@contextmanager
+def repeating(step: Callable[[int], object]) -> Iterator[None]:
+    """Calls `step(1)`, `step(2)` and so on in a thread until the block ends, and raises what it raised."""
+    over = threading.Event()
+
+    def run() -> None:
+        for number in count(1):
+            step(number)
+            if over.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield
+        finally:
+            over.set()
+    running.result()
 
 
 def pause(seconds: float, why: str) -> None:
