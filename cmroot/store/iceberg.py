@@ -209,8 +209,28 @@ def _moved_metadata(path: str, data: bytes, move: Move) -> bytes:
     properties = found.get("properties") or {}
     for key in properties.keys() & set(_OF_TABLES):
         properties[key] = move(properties[key])
+    return _packed(found, data)
+
+
+def _packed(found: Mapping[str, Any], data: bytes) -> bytes:
+    """Returns a metadata file's bytes, compressed if those of the source are."""
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
     return gzip.compress(text, mtime=0) if data[:2] == b"\x1f\x8b" else text
+
+
+def translated_view(path: str, data: bytes, move: Move, database: Move, sql: Move) -> bytes:
+    """Returns a view's metadata file as it must be on the target (View Spec, version 1). database: returns a database's
+    name there; sql: returns a query as it is there. Raises FormatError for a file that is none."""
+    with _understood(path):
+        found = _metadata(path, data)
+        if "view-uuid" not in found or found["format-version"] != 1:
+            raise FormatError(f"{path} is no metadata of an Iceberg view of version 1", hint=_HINT)
+        found["location"] = move(found["location"])
+        for version in found["versions"]:
+            version["default-namespace"] = [database(each) for each in version["default-namespace"]]
+            for each in version["representations"]:
+                each["sql"] = sql(each["sql"])
+        return _packed(found, data)
 
 
 def _moved_list(record: dict[str, Any], move: Move, size_of: SizeOf) -> None:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from cmroot.log.captured import ADD, FILES, RELEASE
 from replicator.captures.inventory import Ends, Inventory
 from replicator.core.model import MATERIALIZED_VIEW, Column, Constraint, Partition, Table
-from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema, schema_files
-from replicator.core.not_replicated import PLAIN, table_format
+from replicator.core.named_files import NAMED, SCHEMA_URL, names_file, property_files
+from replicator.core.not_replicated import PLAIN, POINTER, table_format
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.record import ChangeRecord, partition_names
 
@@ -237,8 +237,8 @@ class Fold(Inventory):
 
     def note_all_named(self) -> None:
         """Records the files that properties of known tables and partitions name."""
-        like = f"body LIKE '%{SCHEMA_URL}%'"
-        for (body,) in self._db.execute(f"SELECT body FROM tables WHERE {like}").fetchall():
+        like, view = (f"body LIKE '%{each}%'" for each in (SCHEMA_URL, POINTER))
+        for (body,) in self._db.execute(f"SELECT body FROM tables WHERE {like} OR {view}").fetchall():
             table = msgspec.json.decode(body, type=Table)
             self._note_named(table, table, 0)
         for db, name, body in self._db.execute(
@@ -249,8 +249,8 @@ class Fold(Inventory):
 
     def _note_named(self, table: Table, obj: Table | Partition, at: int) -> None:
         """Records the files that properties of a table, or of one of its partitions, name."""
-        database = self.database(table.db) if names_schema(obj) else None
-        found = list(schema_files(database.location, table, obj)) if database else []
+        database = self.database(table.db) if names_file(obj) else None
+        found = list(property_files(database.location, table, obj)) if database else []
         if found:
             table_id = self._table_id(table.db, table.name)
             self._db.executemany(
@@ -259,7 +259,7 @@ class Fold(Inventory):
             )
 
     def _note_named_by(self, db: str, name: str, partitions: Iterable[Partition], at: int) -> None:
-        some = [each for each in partitions if names_schema(each)]
+        some = [each for each in partitions if names_file(each)]
         table = self.table(db, name) if some else None
         for each in some if table else ():
             assert table is not None

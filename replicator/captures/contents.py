@@ -354,7 +354,7 @@ def list_named(log: Recording, root: str, *, everything: bool) -> None:
     unread_before = {} if everything else unread_files(manifest)
     for db in sorted(manifest.scope()):
         known = {file.path: (directory, file) for directory, file in manifest.recorded_files(db)}
-        functions, schemas = manifest.functions(db), manifest.schema_files(db)
+        functions, schemas = manifest.functions(db), manifest.property_files(db)
         if not (known or functions or schemas):
             continue
         database = manifest.database(db)

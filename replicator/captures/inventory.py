@@ -318,7 +318,7 @@ class Inventory:
         )
         return {row[0]: KnownFile(*row) for row in rows}
 
-    def schema_files(self, db: str) -> list[tuple[str, str, str]]:
+    def property_files(self, db: str) -> list[tuple[str, str, str]]:
         """Returns the files that properties of a database's tables name: (path in its `NAMED`, place, table)."""
         rows = self._db.execute(
             "SELECT n.path, n.place, t.name FROM named_files n JOIN tables t ON t.id = n.table_id WHERE t.db = ?"

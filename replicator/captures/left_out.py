@@ -18,13 +18,15 @@ from cmroot.keep.content import locate
 from cmroot.keep.versions import open_version
 from cmroot.store import iceberg
 from cmroot.store.delta import LOG, names_outside
-from cmroot.store.place import Place, join, located, relative
+from cmroot.store.place import Place, join, located, name_of, relative
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
+from replicator.core.named_files import NAMED, resource_file
 from replicator.core.not_replicated import (
     ACID,
     DELTA,
     ICEBERG,
+    ICEBERG_VIEW,
     NO_POINTER,
     NO_WRITE_IDS,
     OUTSIDE,
@@ -35,6 +37,7 @@ from replicator.core.not_replicated import (
     iceberg_pointer,
     is_transactional,
     reason_of,
+    view_pointer,
 )
 from replicator.metastore.events.facts import Name
 
@@ -94,7 +97,7 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
         return
     pointer, said = iceberg_pointer(table), f"{SAID[ICEBERG]}: "
     if not pointer:
-        yield NO_POINTER
+        yield NO_POINTER.format(SAID[ICEBERG])
         return
     own = relative(pointer, table.location)
     if not own:
@@ -110,6 +113,34 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
             continue
         if problem := _problem(manifest, root, (db, name), path, file, known, _not_translatable):
             yield said + problem
+
+
+def _view_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
+    """Yields why an Iceberg view is left out: its metadata file cannot be translated."""
+    table, database, said = manifest.table(db, name), manifest.database(db), f"{SAID[ICEBERG_VIEW]}: "
+    if table is None or table.location is None or database is None or database.location is None:
+        return
+    pointer = view_pointer(table)
+    if not pointer:
+        yield NO_POINTER.format(SAID[ICEBERG_VIEW])
+        return
+    if relative(table.location, database.location) is None:
+        yield f"{said}its location {table.location} is outside of its database's"
+    file, own = resource_file(database.location, pointer), relative(pointer, table.location)
+    if file is None or (not own and NAMED not in pointer):
+        yield f"{said}its metadata file {pointer} is outside of its location"
+    elif (found := manifest.view_file(db, file.path, table.location)) is None:
+        yield f"{said}its metadata file {pointer} was not found"
+    elif problem := _problem(manifest, root, (db, name), own or name_of(pointer), *found, _no_view):
+        yield said + problem
+
+
+def _no_view(path: str, location: str, stream: BinaryIO) -> str:
+    try:
+        iceberg.translated_view(path, stream.read(), *[lambda text: text] * 3)
+    except FormatError as error:
+        return error.message
+    return ""
 
 
 def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
@@ -143,6 +174,7 @@ def _acid_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterato
 _LOGS: dict[Format, Callable[[Manifest, str, str, str], Iterator[str]]] = {
     DELTA: _delta_problems,
     ICEBERG: _iceberg_problems,
+    ICEBERG_VIEW: _view_problems,
     ACID: _acid_problems,
 }
 

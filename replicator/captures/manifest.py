@@ -20,7 +20,7 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
 from replicator.captures.apply import Fold, Rename, has_files
-from replicator.captures.inventory import GRANT_TABLES, DataObject, Inventory
+from replicator.captures.inventory import GRANT_TABLES, DataObject, Inventory, KnownFile
 from replicator.core.grouping import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
 from replicator.errors import sqlite_error
@@ -81,7 +81,7 @@ class Manifest(Inventory):
         self._db.executescript(_INDEXES + GRANT_TABLES)
         self._db.execute("BEGIN")
         self._fold = Fold(self._db)
-        for key, note in (("roots", self._fold.note_formats), ("named_files", self._fold.note_all_named)):
+        for key, note in (("roots", self._fold.note_formats), ("named_files_and_views", self._fold.note_all_named)):
             if self.recall(key) is None:
                 note()
                 self.remember(key, "noted")
@@ -102,6 +102,15 @@ class Manifest(Inventory):
         """Records the position, event and time of the fold."""
         for key, value in (("position", position), ("event", event), ("time", time)):
             self.remember(key, value)
+
+    def view_file(self, db: str, path: str, location: str) -> tuple[KnownFile, str | None] | None:
+        """Returns the metadata file of a view at a location, by its path in the database's `NAMED`, and its problem
+        (None: not yet examined)."""
+        known = "r.path, r.size, r.mtime_ns, r.identity, r.checksum, r.kept, r.version, l.problem"
+        examined = "LEFT JOIN log_files l ON l.checksum = r.checksum AND l.location = ?"
+        query = f"SELECT {known} FROM recorded_files r {examined} WHERE r.db = ? AND r.path = ?"
+        row = self._db.execute(query, (location, db, path)).fetchone()
+        return (KnownFile(*row[:7]), row[7]) if row else None
 
     def commit(self) -> None:
         self._db.execute("COMMIT")

@@ -20,6 +20,7 @@ from cmroot.store.listing import FileState, Listing
 from cmroot.store.place import join, located
 from replicator.captures.inventory import DataObject
 from replicator.captures.recording import Recording
+from replicator.captures.unlistable import beside_others
 from replicator.core.model import NotificationEvent, WriteIds
 from replicator.core.not_replicated import INSERT_ONLY, is_transactional
 from replicator.errors import FormatError
@@ -152,14 +153,15 @@ def files_of(listing: Listing, location: str, state: acid.State) -> tuple[list[F
     return [file for file in listing.files if _belongs(file.path_relative, found)], found
 
 
-def as_on_replica(listing: Listing, location: str, state: acid.State) -> tuple[Listing, dict[str, str], list[str]]:
-    """Returns the listing of a state as a replica has it, the paths that differ there (replica's -> source's), and the
-    directories that no replica has though they have committed rows."""
+def as_on_replica(listing: Listing, location: str, state: acid.State) -> tuple[Listing, dict[str, str], str]:
+    """Returns the listing of a state as a replica has it, the paths that differ there (replica's -> source's), and why
+    replicas lack some of its committed rows ("": none)."""
     files, found = files_of(listing, location, state)
     paths = {each.path_relative: acid.replica_path(each.path_relative) for each in files}
     there = [msgspec.structs.replace(each, path_relative=paths[each.path_relative]) for each in files]
     differ = {new: old for old, new in paths.items() if new != old}
-    return Listing(there, [], listing.unnamed), differ, found.left_out(state)
+    left_out = found.left_out(state)
+    return Listing(there, [], listing.unnamed), differ, beside_others(left_out) if left_out else ""
 
 
 def _is_compacted(paths: Collection[str], location: str, base: str) -> bool:

@@ -23,7 +23,6 @@ from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
 from cmroot.store.listing import FileState, Listing, list_tree, may_name_places
 from cmroot.store.place import join, located, parent, relative, scheme
-from replicator.captures.unlistable import beside_others
 from replicator.captures.write_ids import as_on_replica
 from replicator.compare.differences import Difference, Differences
 from replicator.core.model import Partition, Table
@@ -115,7 +114,7 @@ def compare_files(task: FileTask) -> FilesCompared:
 def _compare(
     pair: FilePair, here: Listing | None, there: Listing | None, task: FileTask, report: FilesCompared
 ) -> None:
-    left_out = list[str]()
+    left_out = ""
     if pair.state is not None and here is not None:
         here, renamed, left_out = as_on_replica(here, pair.source, pair.state)
         pair = replace(pair, renamed=renamed)
@@ -133,7 +132,7 @@ def _compare(
         return
     _tell_unnamed(pair, here, there, report)
     if left_out:
-        report.naming.append(_left_out(pair, beside_others(left_out)))
+        report.naming.append(_left_out(pair, left_out))
     _compare_names(pair, source, target, indexes, report)
     if pair.pointer:
         _compare_trees(pair, indexes, target, report)
@@ -222,8 +221,7 @@ def _compare_indexes(
 
 
 def _left_out(pair: FilePair, reason: str) -> NotReplicated:
-    table, _, partition = pair.name.partition("/")
-    return NotReplicated(table, reason, partition)
+    return NotReplicated(pair.name.partition("/")[0], reason, pair.name.partition("/")[2])
 
 
 def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesCompared) -> None:

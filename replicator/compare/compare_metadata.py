@@ -33,11 +33,12 @@ from replicator.compare.compare_files import (
 )
 from replicator.compare.differences import Difference, Differences, Homes, compare, difference, without_unreturned
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
-from replicator.core.named_files import ON_NODES, is_on_nodes
+from replicator.core.named_files import NAMED, ON_NODES, is_on_nodes
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     DELTA,
     ICEBERG,
+    ICEBERG_VIEW,
     NOT_TAKEN,
     OUTSIDE,
     PROPERTY,
@@ -54,8 +55,8 @@ from replicator.errors import ObjectNotFound
 from replicator.metastore.client import warehouse_of
 from replicator.metastore.concurrency import read_both
 from replicator.metastore.events.scope import comparable
-from replicator.replay.apply.named_places import of_databases
-from replicator.replay.placement import NamedPath, Placement, at_place, is_published, named_paths, with_seen
+from replicator.replay.apply.named_places import of_databases, of_view
+from replicator.replay.placement import NamedPath, Placement, Translate, at_place, is_published, named_paths, with_seen
 from replicator.replay.replica import (
     LEFT_OUT,
     Mark,
@@ -219,8 +220,8 @@ class MetadataComparison:
             return reason
         if is_transactional(source):
             return self._write_ids.unknown
-        if table_format(source) == ICEBERG:  # captures have read its tree
-            left_out = self._refused(sides, SAID[ICEBERG]).get(source.name, "")
+        if (format := table_format(source)) in (ICEBERG, ICEBERG_VIEW):  # captures have read its tree
+            left_out = self._refused(sides, SAID[format]).get(source.name, "")
             return target.parameters.get(LEFT_OUT, "") if target else left_out
         clone = target is None and table_format(source) == DELTA and source.location
         return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
@@ -281,8 +282,8 @@ class MetadataComparison:
         replica, reasons = lacking(replica, target)
         self._lacks(name, reasons)
         self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
-        if not source.is_view:
-            self._look_for(name, named_paths(source, replica))
+        paths = (path for path in named_paths(source, replica) if not source.is_view or f"/{NAMED}/" in path.target)
+        self._look_for(name, paths, of_view(source, target, placement, lambda said: self._lacks(name, [said])))
         if read.statistics is not None:
             self._compare_statistics(name, *read.statistics)
         if source.is_view and not source.is_partitioned:
@@ -423,14 +424,14 @@ class MetadataComparison:
         for each in compare(name, as_served(wanted, found), found, homes):
             self.differences.add(each)
 
-    def _look_for(self, name: str, paths: Iterable[NamedPath]) -> None:
-        """Checks that files exist that properties name by a path that loads rewrite."""
+    def _look_for(self, name: str, paths: Iterable[NamedPath], translate: Translate | None = None) -> None:
+        """Checks that files exist that properties name by a path that loads rewrite. translate: see `NamedPath`."""
         for path in paths:
             if path.target not in self._named:
                 self._named.add(path.target)
                 if path.dangles():
                     self.differences.add(difference(name, "file missing", path.source, None, path.key))
-                elif self._comparison.level != "metadata" and path.differs():
+                elif self._comparison.level != "metadata" and path.differs(translate):
                     self.differences.add(difference(name, "file content", path.source, path.target, path.key))
 
     def _count(self, objects: int = 1) -> None:

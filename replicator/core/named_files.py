@@ -1,4 +1,5 @@
-"""Files that metadata names: Avro schemas (`avro.schema.url`), and resources of functions, such as jars. Pure.
+"""Files that metadata names: Avro schemas (`avro.schema.url`), metadata files of Iceberg views, and resources of
+functions, such as jars. Pure.
 
 Such a file is recorded as one of its database, under a hidden path of the database's directory, wherever it is at the
 source: `.named/<digest of its directory>/<name>`. A replica has it there, and its metadata names it there, so neither
@@ -17,9 +18,11 @@ from cmroot.errors import UnknownPlace
 from cmroot.names import is_name
 from cmroot.store.place import folded, is_local, join, name_of, parent, scheme, split_authority
 from replicator.core.model import Partition, Table
+from replicator.core.not_replicated import POINTER, view_pointer
 
 NAMED = ".named"  # directory of a database; in file entries, in place of a table
 SCHEMA_URL = "avro.schema.url"  # of a table, a partition, or a serde; servers ignore its case
+NAMING = frozenset({SCHEMA_URL, POINTER})  # properties, in lower case, whose value is the address of such a file
 _NO_FILES = frozenset({"http", "https", "jar", "ivy", "data", "schema"})
 
 
@@ -61,9 +64,11 @@ def resource_file(home: str | None, address: str) -> NamedFile | None:
     return None
 
 
-def schema_file(home: str | None, table: Table, key: str, value: str) -> NamedFile | None:
+def property_file(home: str | None, table: Table, key: str, value: str) -> NamedFile | None:
     """Returns the file that a property of a table, or of its partition, names. None for any other property, for an
     address that is not a file's, and for a file that is captured as one of the table's data files."""
+    if key.lower() == POINTER and view_pointer(table):
+        return resource_file(home, value)
     if key.lower() != SCHEMA_URL or not table.location or table.is_view:
         return None
     found = resource_file(home, value)
@@ -74,16 +79,18 @@ def schema_file(home: str | None, table: Table, key: str, value: str) -> NamedFi
     return found if any(part.startswith(".") for part in below) else None
 
 
-def schema_files(home: str | None, table: Table, obj: Table | Partition) -> Iterator[NamedFile]:
+def property_files(home: str | None, table: Table, obj: Table | Partition) -> Iterator[NamedFile]:
     """Yields the files that the properties of a table, or of one of its partitions, name."""
     for values in _maps(obj):
         for key, value in values.items():
-            if found := schema_file(home, table, key, value):
+            if found := property_file(home, table, key, value):
                 yield found
 
 
-def names_schema(obj: Table | Partition) -> bool:
+def names_file(obj: Table | Partition) -> bool:
     """Returns True if an object has such a property: nearly none has."""
+    if isinstance(obj, Table) and view_pointer(obj):
+        return True
     return any(key.lower() == SCHEMA_URL for values in _maps(obj) for key in values)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import html
 import json
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args, get_type_hints
@@ -134,7 +135,8 @@ Format = Literal["plain", "delta", "iceberg", "iceberg-view", "hudi", "acid", "p
 PLAIN: Format = "plain"
 DELTA: Format = "delta"
 ICEBERG: Format = "iceberg"
-POINTER = "metadata_location"  # property of an Iceberg table, in any case: the location of its metadata file
+ICEBERG_VIEW: Format = "iceberg-view"
+POINTER = "metadata_location"  # property of an Iceberg table or view, in any case: the location of its metadata file
 FormatChoice = Literal["supported", "as-they-are"]
 SUPPORTED: FormatChoice = "supported"  # replicates formats for which a copy of the files is a copy of the table
 AS_THEY_ARE: FormatChoice = "as-they-are"  # replicates all formats as if they were plain
@@ -149,7 +151,6 @@ _READERS: dict[str, Format] = {
     "org.apache.hadoop.hive.ql.io.symlinktextinputformat.": "symlink",
 }
 _REASONS: dict[Format, str] = {
-    "iceberg-view": "an Iceberg view: its definition is a file of the source",
     "hudi": "a Hudi table: its timeline and its log files have hidden names, which are not captured",
     "paimon": "a Paimon table: its snapshots define which files are valid",
     "index": "the table of an index, which is not replicated: its rows can be computed from the indexed table",
@@ -161,13 +162,16 @@ TRANSACTIONAL_VIEW = "a transactional table of a materialized view: rebuild the 
 ACID: Format = "acid"
 FULL, INSERT_ONLY = "full", "insert_only"  # kinds of transactional tables
 NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
-NO_POINTER = "an Iceberg table: the metastore does not have the location of its metadata file"
+NO_POINTER = "{}: the metastore does not have the location of its metadata file"  # of an Iceberg table or view
+CATALOGS = frozenset({"spark_catalog", "hive", "hive_metastore"})  # names of this metastore in the text of any view
+_IN_CATALOG = r"""(?<![\w.`"])([`"]?[\w-]+[`"]?)\s*\.\s*[`"]?({})[`"]?\s*\.\s*[\w`"]"""
 UNREPLAYED = "a transactional table: its rows depend on the source's transactions"  # of releases that replicated none
 UNTRANSLATED = "an Iceberg table: its metadata names the source's files"  # of releases that translated none
+UNTRANSLATED_VIEW = "an Iceberg view: its definition is a file of the source"  # likewise
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 SAID: dict[Format, str] = {
     ICEBERG: "an Iceberg table",
-    "iceberg-view": "an Iceberg view",
+    ICEBERG_VIEW: "an Iceberg view",
     "delta": "a Delta table",
     "hudi": "a Hudi table",
     "paimon": "a Paimon table",
@@ -197,7 +201,7 @@ def table_format(table: Table) -> Format:
     for name in (provider, handler, reader):
         found = found or next((each for start, each in _READERS.items() if f"{name}.".startswith(start)), None)
     if found is not None:
-        return "iceberg-view" if found == ICEBERG and table.is_view else found
+        return ICEBERG_VIEW if found == ICEBERG and table.is_view else found
     if given.get("transactional") == "true" and not table.is_view:
         return "acid"
     return "handler" if handler else PLAIN
@@ -214,9 +218,26 @@ def is_transactional(table: Table) -> str:
 
 def iceberg_pointer(table: Table) -> str:
     """Returns the location of an Iceberg table's metadata file; empty for any other table or view."""
-    if table_format(table) != ICEBERG:
-        return ""
+    return _pointer(table) if table_format(table) == ICEBERG else ""
+
+
+def view_pointer(table: Table) -> str:
+    """Returns the location of an Iceberg view's metadata file; empty for any other view or table."""
+    return _pointer(table) if table.is_view and table_format(table) == ICEBERG_VIEW else ""
+
+
+def _pointer(table: Table) -> str:
     return {key.lower(): value for key, value in table.parameters.items()}.get(POINTER, "")
+
+
+def in_catalog(text: str, databases: Mapping[str, str]) -> str:
+    """Returns which renamed database (source name -> target name) an Iceberg view's text names in a catalog, as far as
+    that may be this metastore: only its readers know; "" for none."""
+    names = "|".join(before for before, after in databases.items() if before.lower() != after.lower())
+    found = re.search(_IN_CATALOG.format(names), text, re.IGNORECASE) if names else None
+    if found is None or found[1].strip('`"').lower() in CATALOGS:
+        return ""
+    return f"names {found[2]} in the catalog {found[1]}"
 
 
 def why_not_replicated(table: Table) -> str:
@@ -224,7 +245,9 @@ def why_not_replicated(table: Table) -> str:
     format = table_format(table)
     if format == ACID and table.has_query:
         return TRANSACTIONAL_VIEW
-    return NO_POINTER if format == ICEBERG and not iceberg_pointer(table) else reason_of(format)
+    if format in (ICEBERG, ICEBERG_VIEW) and not _pointer(table):
+        return NO_POINTER.format(SAID[format])
+    return reason_of(format)
 
 
 def reason_of(format: Format) -> str:

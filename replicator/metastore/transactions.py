@@ -151,7 +151,7 @@ class TransactionCalls:
         self._change(f"end transaction {transaction}", call("commit_txn" if commit else "abort_txn", request))
 
     def abort_replicated(self, database: str) -> int:
-        """By the source's ids: Hive 4 takes an abort by its own id for one outside of replication, and refuses it."""
+        """Names the source's ids: Hive 4 refuses an abort by its own id, as one outside of replication."""
         of = f".{_short(database)}"
         ours = [each for each in self._open_now() if _is_ours(each.user) and each.hostname.endswith(of)]
         for each in ours:

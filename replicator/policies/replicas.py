@@ -31,6 +31,7 @@ from replicator.core.not_replicated import (
     PROPERTY,
     UNREPLAYED,
     UNTRANSLATED,
+    UNTRANSLATED_VIEW,
     NotReplicated,
     from_property,
     merged,
@@ -394,7 +395,7 @@ def _still_refused(steps: Steps, pair: Pair) -> list[str]:
     return sorted(now & there)
 
 
-RETRIED = (NOT_TAKEN, UNREPLAYED, UNTRANSLATED)  # begins of reasons
+RETRIED = (NOT_TAKEN, UNREPLAYED, UNTRANSLATED, UNTRANSLATED_VIEW)  # begins of reasons
 
 
 def _refused(pair: Pair, said: str | None) -> set[str]:

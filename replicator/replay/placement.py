@@ -9,7 +9,7 @@ overlap. If a database is restored to its own location, data outside of that rem
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.place import folded, is_local, join, located, normal, relative, scheme, tidied
 from replicator.core.model import Function, Partition, Storage, Table
-from replicator.core.named_files import NAMED, SCHEMA_URL, names_schema
+from replicator.core.named_files import NAMED, SCHEMA_URL, names_file
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, Refused
 from replicator.replay.server_rules import LACKING
@@ -232,6 +232,10 @@ def _note(role: RoleMark) -> str:
 # copied only if it is a file of a table. So each is checked on the target, and reported if it does not exist there.
 
 
+Translate = Callable[[str, bytes], bytes]
+"""Returns a file's bytes on a replica, by its path and its bytes at the source."""
+
+
 @dataclass(frozen=True)
 class NamedPath:
     """A path in a property: as at the source, and as rewritten for the target."""
@@ -246,11 +250,15 @@ class NamedPath:
             f"{self.key} names {self.target}, which does not exist: {self.source} is not a table's file, and not copied"
         )
 
-    def differs(self) -> bool:
-        """Returns True if a load has copied the file, and the copy has other bytes."""
+    def differs(self, translate: Translate | None = None) -> bool:
+        """Returns True if a load has copied the file, and the copy has other bytes. translate: None if they are the
+        source's."""
         if f"/{NAMED}/" not in self.target:
             return False
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if translate is not None:
+                wanted = translate(self.source, located(normal(self.source)).read_bytes())
+                return bool(located(self.target).read_bytes() != wanted)
             return checksum_at(self.target) != checksum_at(normal(self.source))
         return False
 
@@ -288,7 +296,7 @@ def with_seen(source: _Object, replica: _Object, home: str | None) -> _Object:
         kept = tuple((kind, _seen(before, after, home)) for (kind, before), (_, after) in pairs)
         return msgspec.structs.replace(replica, resources=kept)
     assert isinstance(source, Table | Partition) and isinstance(replica, Table | Partition)
-    if not names_schema(source):
+    if not names_file(source):
         return replica
     storage = replica.storage
     if storage is not None and source.storage is not None:

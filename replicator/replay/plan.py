@@ -17,7 +17,14 @@ from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Table
 from replicator.core.named_files import NAMED
-from replicator.core.not_replicated import NO_TRANSACTIONS, NotReplicated, iceberg_pointer, is_transactional, merged
+from replicator.core.not_replicated import (
+    NO_TRANSACTIONS,
+    NotReplicated,
+    iceberg_pointer,
+    is_transactional,
+    merged,
+    view_pointer,
+)
 from replicator.core.policy import Principals
 from replicator.replay.placement import PUBLISHED, Placement, is_published, usual_place
 from replicator.replay.replica import Mark, has_sources_data
@@ -84,6 +91,7 @@ class FileRules:
     after: int  # entries up to this position were loaded before
     has_trees: bool = False  # some tables are Iceberg's
     has_acid: bool = False  # some are transactional
+    has_views: bool = False  # there are Iceberg views
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
@@ -422,5 +430,10 @@ class Plan:
                 )
         each = [rule for some in rules.values() for rule in some]
         return FileRules(
-            self.placement, rules, self.after, any(rule.pointer for rule in each), any(rule.acid for rule in each)
+            self.placement,
+            rules,
+            self.after,
+            any(rule.pointer for rule in each),
+            any(rule.acid for rule in each),
+            any(step.table and view_pointer(step.table) for step in self.tables),
         )

@@ -16,7 +16,7 @@ import msgspec
 
 from cmroot.store.place import join, normal
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
-from replicator.core.named_files import NAMED, SCHEMA_URL, resource_file, schema_file
+from replicator.core.named_files import NAMED, NAMING, property_file, resource_file
 from replicator.core.not_replicated import ACID, SAID, iceberg_pointer, is_transactional
 from replicator.metastore.events.scope import comparable
 from replicator.metastore.fields import ids
@@ -209,9 +209,9 @@ def _paths(parameters: Mapping[str, str], placement: Placement, table: Table) ->
 
 def _path(key: str, value: str, placement: Placement, table: Table) -> str:
     """Returns a property's value, with the path on the target if it names a file."""
-    if key.lower() == SCHEMA_URL:
+    if key.lower() in NAMING:
         home, there = _homes(placement, table.db)
-        if there and (file := schema_file(home, table, key, value)):
+        if there and (file := property_file(home, table, key, value)):
             return uri(join(there, NAMED, file.path))
     return placement.path_in_text(table.db, table.location, value)
 

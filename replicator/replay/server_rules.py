@@ -34,7 +34,7 @@ from replicator.core.model import (
     Table,
     Value,
 )
-from replicator.core.not_replicated import REMOTE, NotReplicated, is_transactional
+from replicator.core.not_replicated import CATALOGS, REMOTE, NotReplicated, in_catalog, is_transactional, view_pointer
 from replicator.metastore.fields import ids
 from replicator.metastore.objects import plain_serde
 
@@ -43,7 +43,6 @@ from replicator.metastore.objects import plain_serde
 
 _DIALECTS = ("spark", "hive")
 NO_VIEW = "a view in SQL that is not understood"  # prefix of the reason why a target does not have one
-_CATALOGS = {"spark_catalog", "hive", "hive_metastore"}
 
 
 def rename_databases(text: str | None, databases: Mapping[str, str]) -> str | None:
@@ -73,9 +72,9 @@ def not_understood(databases: Mapping[str, str], *texts: str | None) -> str:
 
 def why_no_view(table: Table, databases: Mapping[str, str]) -> str:
     """Returns why a target with other database names does not get a view; "" if it does."""
-    if not (why := not_understood(databases, table.view_original, table.view_expanded)):
-        return ""
-    return f"{NO_VIEW}, and {why}, which has another name on the target: create it there by hand"
+    why = not_understood(databases, table.view_original, table.view_expanded)
+    why = why or (in_catalog(table.view_expanded or "", databases) if view_pointer(table) else "")
+    return f"{NO_VIEW}, and {why}, which has another name on the target: create it there by hand" if why else ""
 
 
 @lru_cache(1024)
@@ -130,7 +129,7 @@ def _is_of_relation(column: Any, names: list[Any], exp: Any) -> bool:
 
 
 def _without_catalog(parts: list[Any]) -> list[Any]:
-    return parts[1:] if len(parts) > 2 and parts[0].name.lower() in _CATALOGS else parts
+    return parts[1:] if len(parts) > 2 and parts[0].name.lower() in CATALOGS else parts
 
 
 def _plain(name: str) -> str:

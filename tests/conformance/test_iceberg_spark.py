@@ -3,6 +3,11 @@ and writers of the replica, which must not reach the source."""
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
+import pytest
+from command_line import command
 from iceberg_spark import IcebergSpark
 from iceberg_tables import is_same, naming_source, replicated
 from lab import Lab
@@ -92,3 +97,49 @@ def test_each_snapshot_is_the_sources_and_a_replica_works_without_it(fixture: La
             target(f"call c.system.rewrite_data_files(table => '{fixture.name}.v{version}')")
             target(f"drop table {table} purge")
         assert [source(f"select count(*) from {table}") for table in tables] == counts
+
+
+@pytest.mark.parametrize("renamed", [False, True], ids=["same name", "another name"])
+def test_views_show_the_replicas_rows(fixture: Lab, renamed: bool) -> None:
+    name, there = fixture.name, f"{fixture.name}_copy" if renamed else fixture.name
+    rename = ("--rename-db", f"{name}={there}") if renamed else ()
+    with (
+        IcebergSpark(fixture.source_uri, fixture.source.home.parent) as source,
+        IcebergSpark(fixture.target_uri, fixture.target.home.parent) as target,
+    ):
+        source(f"create table c.{name}.t (id bigint, s string) using iceberg location 'file://{fixture.source.home}/t'")
+        source(f"insert into c.{name}.t values (1, 'a'), (2, 'b')")
+        source(f"use c.{name}")
+        source(f"create view whole as select id from {name}.t")
+        source("create view short (x comment 'c') tblproperties ('a' = 'b') as select id from t where id > 1")
+
+        def replicate(since: Path | None) -> None:
+            for answer in (fixture.dump(since=since), fixture.load(fixture.last, *rename)):
+                assert answer.code == 0, answer
+            sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", name]
+            found = command("verify", *sides, "--engine", "local", *rename)
+            assert (found.code, found.output["status"]) == (0, "same"), found
+
+        replicate(None)
+        with fixture.without_source():
+            assert target(f"select * from c.{there}.whole order by id") == [["1"], ["2"]]
+            assert target(f"select x from c.{there}.short") == [["2"]]
+        source(f"create or replace view whole as select s from {name}.t")
+        source("drop view short")
+        source(f"insert into c.{name}.t values (3, 'c')")
+        replicate(fixture.last)
+        with fixture.without_source():
+            assert target(f"select * from c.{there}.whole order by s") == [["a"], ["b"], ["c"]]
+        assert [row[1] for row in target(f"show views in c.{there}")] == ["whole"]
+        source_home = fixture.source.home
+        assert f"{source_home}/".encode() not in gzip.decompress(view_file(fixture, there, "whole").read_bytes())
+        target(f"alter view c.{there}.whole set tblproperties ('of' = 'the replica')")
+        own = view_file(fixture, there, "whole")
+        assert own.is_relative_to(fixture.warehouse / f"{there}.db/whole")
+        assert target(f"select * from c.{there}.whole order by s") == [["a"], ["b"], ["c"]]
+
+
+def view_file(lab: Lab, db: str, name: str) -> Path:
+    return Path(
+        lab.target.metastore.table(db, name).parameters["metadata_location"].removeprefix("file:").replace("///", "/")
+    )

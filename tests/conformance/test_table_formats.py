@@ -41,7 +41,7 @@ ACID = {"transactional": "true", "transactional_properties": "insert_only"}
         ("iceberg", ICEBERG, {}),
         ("iceberg", {"Metadata_Location": "s3://b/m.json"}, {}),
         ("iceberg", {"storage_handler": "org.apache.iceberg.mr.hive.HiveIcebergStorageHandler"}, {}),
-        ("iceberg-view", {"table_type": "iceberg-view", "metadata_location": "x"}, {"kind": VIEW}),
+        ("iceberg-view", {"table_type": "iceberg-view"}, {"kind": VIEW}),
         ("delta", {"spark.sql.sources.provider": "DELTA"}, {}),
         ("delta", {"storage_handler": "io.delta.hive.DeltaStorageHandler"}, {}),
         ("hudi", HUDI, {}),

@@ -18,7 +18,7 @@ from warehouse import spark_of
 
 from replicator.captures import capture
 from replicator.core.model import EXTERNAL, Function, Partition, Table
-from replicator.core.named_files import SCHEMA_URL, resource_file, schema_file
+from replicator.core.named_files import SCHEMA_URL, property_file, resource_file
 from replicator.metastore.embedded.running import Running
 
 
@@ -227,12 +227,12 @@ def test_published_and_renamed_tables_have_their_schema(pair: Lab, tmp_path: Pat
 )
 def test_a_file_that_a_property_names(url: str, place: str | None) -> None:
     table = Table(db="d", name="t", kind=EXTERNAL, storage=text_storage(Path("/w/t")))
-    found = schema_file("file:/w", table, "Avro.Schema.Url", url)
+    found = property_file("file:/w", table, "Avro.Schema.Url", url)
     assert (found and found.place) == place
     if found is not None:
         assert found.path.endswith("/a.avsc") and found.path.count("/") == 1
         assert found.path == "0123/a.avsc" or "0123" not in url
-    assert schema_file("file:/w", table, "path", url) is None
+    assert property_file("file:/w", table, "path", url) is None
 
 
 def test_a_path_without_a_scheme_is_one_of_the_databases_filesystem() -> None:

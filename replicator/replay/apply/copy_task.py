@@ -30,8 +30,10 @@ from cmroot.store.acid import replica_path
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG, commit_version
 from cmroot.store.hdfs import carry_attributes
+from cmroot.store.iceberg import is_metadata
 from cmroot.store.listing import may_name_places
 from cmroot.store.place import Place, is_local, local_path, located, parent
+from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error
 from replicator.replay.apply.copying import (
@@ -157,7 +159,8 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     report, trees = CopyReport(), trees_of(homes, task.rules) if task.rules.has_trees else {}
     acid = acid_homes(homes, task.rules) if task.rules.has_acid else {}
     if task.purpose == REMOVE:
-        late = {**trees, **acid}
+        named = {each: key for each, key in homes.items() if key[2] == NAMED} if task.rules.has_views else {}
+        late = {**trees, **acid, **named}
         of_pass = (each for each in removed if bool(directory_of(each, late)) == task.late) if late else removed
         mine_removed = list(of_pass)[task.share :: task.shares]
         for target in mine_removed:
@@ -184,7 +187,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
             naming = None
             if trees and task.purpose != PROBE and tree_of(file.target, trees):
                 file, naming = translated_deletes(file, trees, task.rules, how)
-            elif task.purpose != PROBE and may_name_places(file.target):
+            elif task.purpose != PROBE and (may_name_places(file.target) or is_metadata(file.target)):
                 file, naming = translated_file(file, homes, task.rules, how)
             done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
             done.naming_count += naming is not None

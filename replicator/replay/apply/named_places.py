@@ -18,14 +18,19 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
+from cmroot.errors import FormatError
+from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.listing import FileState, list_tree, may_name_places
 from cmroot.store.place import folded, is_local, join, located, normal, scheme, split_authority, tidied
-from replicator.core.not_replicated import NAMES_SOURCE, NotReplicated
+from replicator.core.model import Table
+from replicator.core.named_files import NAMED
+from replicator.core.not_replicated import NAMES_SOURCE, NotReplicated, in_catalog, view_pointer
 from replicator.replay.apply.copying import Placing, at_most
 from replicator.replay.apply.origins import Wanted, directory_of, origins
-from replicator.replay.placement import Placement
+from replicator.replay.placement import Placement, Translate
 from replicator.replay.plan import EntryKey, FileRules
+from replicator.replay.server_rules import not_understood, rename_databases
 
 Homes = tuple[tuple[str, str], ...]
 """Locations of the source, each with its location on the target: the longest first, so that the first match counts."""
@@ -69,6 +74,43 @@ def translated(path: str, data: bytes, homes: Homes) -> tuple[bytes, str]:
         elif _MANIFEST.fullmatch(path):
             data = re.sub(r"[^\r\n]+", lambda line: moved(line[0], homes), data.decode()).encode()
     return data, named_in(data, homes)
+
+
+def translated_view(path: str, data: bytes, homes: Homes, databases: Mapping[str, str]) -> tuple[bytes, str]:
+    """Returns the metadata file of an Iceberg view for the target, and a database of the source that a query may still
+    name, because it cannot be parsed ("": none). A file that is no view's stays as it is. databases: source name ->
+    target name."""
+    left = list[str]()
+
+    def renamed(query: str) -> str:
+        if why := not_understood(databases, query) or in_catalog(query, databases):
+            left.append(f"in a query that {why}")
+            return query
+        return rename_databases(query, databases) or query
+
+    try:
+        content = iceberg.translated_view(
+            path, data, lambda place: moved(place, homes), lambda name: databases.get(name, name), renamed
+        )
+    except FormatError:
+        return data, named_in(data, homes)
+    return content, left[0] if left else ""
+
+
+def of_view(source: Table, target: Table, placement: Placement, tell: Callable[[str], None]) -> Translate | None:
+    """Returns the translation of an Iceberg view's metadata file to its replica; None for any other object. tell:
+    receives the reason if a query in it still names the source."""
+    if not view_pointer(source):
+        return None
+    homes = homes_of([(source.location, target.location), *of_databases(placement)])
+
+    def translate(path: str, data: bytes) -> bytes:
+        content, left = translated_view(path, data, homes, placement.databases)
+        if left:
+            tell(reason({path: left}))
+        return content
+
+    return translate
 
 
 def moved(value: str, homes: Homes, *, encoded: bool = False) -> str:
@@ -213,16 +255,23 @@ def translated_file(
     returned unchanged: placing it reports why."""
     directory = directory_of(file.target, objects)
     path = file.target[len(directory) :]
-    if not directory or not may_name_places(path) or file.checksum is None or not file.size:
+    if not directory or file.checksum is None or not file.size:
         return file, None
     key, limit = objects[directory], limit_of(path)
+    of_view = key[2] == NAMED and iceberg.is_metadata(path)
+    if not (of_view or may_name_places(path)):
+        return file, None
     about = rules.object_at(*key[:4]) or (key[1:3], key[3])
     if file.size > limit:
         return file, Naming(*about, path, TOO_LARGE) if limit == LARGEST else None
     data = recorded_bytes(file, file.checksum, file.size, how)
     if data is None:
         return file, None
-    content, source = translated(path, data, _homes_at(key, rules))
+    homes = _homes_at(key, rules)
+    if of_view:
+        content, source = translated_view(path, data, homes, rules.placement.databases)
+    else:
+        content, source = translated(path, data, homes)
     if content != data:
         checksum, size = checksum_stream(io.BytesIO(content))
         file = msgspec.structs.replace(file, checksum=checksum, size=size, content=content)

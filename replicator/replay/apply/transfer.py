@@ -23,7 +23,7 @@ from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
-from replicator.core.not_replicated import ACID, ICEBERG, iceberg_pointer, table_format
+from replicator.core.not_replicated import ACID, ICEBERG, ICEBERG_VIEW, iceberg_pointer, table_format
 from replicator.core.text import count_text
 from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
@@ -41,11 +41,13 @@ from replicator.replay.squash import Lineage
 
 TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and losing one costs little
 TASK_FILES = 20_000
+LATE = (ICEBERG, ICEBERG_VIEW, ACID)  # formats whose old files are read until metadata leads to new ones
 
 
 def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool) -> CopyReport:
     """Publishes every file, Delta logs and Iceberg's trees after all data, then recycles those the source removed, each
-    unless `check` raises; those of Iceberg and transactional tables remain until `remove_late`. Raises FilesMissing,
+    unless `check` raises; those of Iceberg and transactional tables, and files that metadata names if there are Iceberg
+    views, remain until `remove_late`. Raises FilesMissing,
     unless allowed, and Refused if other writers have committed to a Delta table of the target."""
     plan, roots, report = replay.plan, replay.roots, CopyReport()
     if replay.reader.metadata.files:
@@ -69,10 +71,10 @@ def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool
 
 
 def remove_late(replay: Replay) -> int:
-    """Recycles files of Iceberg and transactional tables that the source removed, when pointers and write ids no longer
-    lead to them. Returns how many. May run twice."""
+    """Recycles files that the source removed and to which pointers or write ids no longer lead (see `copy_files`).
+    Returns how many. May run twice."""
     tables = [step.table for step in replay.plan.tables if step.table]
-    if not replay.reader.metadata.removed or not any(table_format(table) in (ICEBERG, ACID) for table in tables):
+    if not replay.reader.metadata.removed or not any(table_format(table) in LATE for table in tables):
         return 0
     return run_files(replay, REMOVE, late=True).files_removed
 
