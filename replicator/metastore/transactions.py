@@ -25,6 +25,7 @@ from replicator.metastore.requests import Send
 
 TABLES = 500  # tables in one call
 TRANSACTIONS = 1000  # transactions in one call
+STRICT = "hive.strict.managed.tables"  # setting of Hive 3
 NO_LIMIT = 2**63 - 1  # Hive's smallest open id if none is open
 OPEN = 3  # TxnState of an open one
 REPLICATED = 1  # TxnType.REPL_CREATED, since Hive 4: without it the id is that of the server's own transaction
@@ -38,6 +39,11 @@ def why_without(source: MetastoreReader, target: MetastoreReader) -> str:
     if not source.keeps_transactions():
         return NO_WRITE_IDS
     return "" if target.keeps_transactions() else NO_TRANSACTIONS
+
+
+def is_strict(target: MetastoreReader) -> bool:
+    """Returns True if a server refuses managed tables that are not transactional."""
+    return target.setting(STRICT).strip().lower() == "true"
 
 
 def policy_of(source: str, database: str) -> str:

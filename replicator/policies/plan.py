@@ -21,6 +21,7 @@ from replicator.core.config import Brake
 from replicator.core.not_replicated import merged
 from replicator.core.policy import Policy
 from replicator.errors import BootstrapNeeded, FormatError, Refused
+from replicator.metastore.transactions import STRICT, is_strict
 from replicator.policies.direction import Sides
 from replicator.policies.memory import iso
 from replicator.policies.replicas import OutOfScope
@@ -61,6 +62,8 @@ def make(sides: Sides, options: SyncSettings = SYNC) -> SyncPlan:
             f"the load of dump {id} began, but has not ended: this plan contains its changes and more"
             for id in sorted({pair.loading for pair in direction.matching if pair.loading})
         ]
+        if is_strict(direction.target):
+            steps.warnings.append(f"{STRICT} of the target: managed tables that are not transactional become external")
         captured = steps.capture()
         work = steps.decide(remembered)
         loads = []

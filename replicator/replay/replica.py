@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from cmroot.store.place import join, normal
-from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
+from replicator.core.model import EXTERNAL, TRANSLATED, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.named_files import NAMED, NAMING, property_file, resource_file
 from replicator.core.not_replicated import ACID, SAID, iceberg_pointer, is_transactional
 from replicator.metastore.events.scope import comparable
@@ -127,6 +127,12 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
         view_expanded=rename_databases(table.view_expanded, placement.databases),
         extra=_extra(table.extra, placement.databases),
     )
+
+
+def as_external(table: Table) -> Table:
+    """Returns a managed table as servers of Hive 4 make it, for one that refuses it."""
+    added = {"EXTERNAL": "TRUE", TRANSLATED: "TRUE", "external.table.purge": "TRUE"}
+    return msgspec.structs.replace(table, kind=EXTERNAL, parameters=table.parameters | added)
 
 
 def _extra(extra: Mapping[str, Any], databases: Mapping[str, str]) -> dict[str, Any]:

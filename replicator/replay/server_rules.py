@@ -37,6 +37,7 @@ from replicator.core.model import (
 from replicator.core.not_replicated import CATALOGS, REMOTE, NotReplicated, in_catalog, is_transactional, view_pointer
 from replicator.metastore.fields import ids
 from replicator.metastore.objects import plain_serde
+from replicator.metastore.transactions import STRICT
 
 # ---- text of views ---------------------------------------------------------------------------------------------------
 
@@ -386,7 +387,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         f"a managed table becomes external, with `{TRANSLATED}` and `external.table.purge`",
         ("4.0", "4.2"),
-        "managed tables of Hive 4 are transactional; it converts others to external, and a drop still purges them",
+        "managed tables of Hive 4 are transactional; it converts others to external, and a drop still purges them."
+        f" Loads do that on a Hive 3 with `{STRICT}`",
         (Table,),
         _translated,
     ),

@@ -34,15 +34,41 @@ from compatibility import (
 from features import Feature, column_statistics, set_statistics
 from hive_home import EXTERNAL, Home, client_of
 from hive_metastore import ttypes
+from lab import Lab
+from metastores import shared
 from newer_features import ALL, materialize
+from pool import Pool
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.metastore.transactions import STRICT
 from replicator.replay.server_rules import ACCURATE, LACKS, RULES, TRANSLATED
 
 Hives = Callable[..., Running]
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 BY_NAME = {feature.name: feature for feature in ALL}
+
+
+def test_managed_tables_are_external_where_a_hive_3_asks_for_transactional_ones(
+    pool: Pool, source_metastore: Running, tmp_path: Path
+) -> None:
+    with shared(pool) as metastore:
+        target = metastore("strict", hive="3.1", host="0.0.0.0", settings={STRICT: "true"})
+        lab = Lab(source_metastore, target, tmp_path)
+        lab.db().table("t", {"a": "1"})
+        config = ["--config", str(lab.config())]
+        planned = command(*config, "plan", lab.policy.name)
+        assert any(STRICT in each for each in planned.output["warnings"]), planned
+        for _ in range(2):
+            assert lab.sync().not_replicated == []
+            assert command(*config, "verify", lab.policy.name).code == 0
+            there = lab.replica().metastore.table(f"{lab.name}_a", "t")
+            assert (there.kind, there.parameters["external.table.purge"]) == (EXTERNAL, "TRUE")
+            lab.db().alter("t", owner="another")
+            lab.db().write("t", {"b": "2"})
+        lab.db().drop("t")
+        assert lab.sync().not_replicated == []
+        assert list(lab.replica().home.iterdir()) == []
 
 
 @pytest.mark.timeout(600)

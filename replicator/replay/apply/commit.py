@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time as clocks
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 
 import msgspec
@@ -16,7 +17,7 @@ from cmroot.store.place import Place, join, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.dumps.rows import after_load, reached
 from replicator.core.grouping import batched
-from replicator.core.model import Database, Partition, Table
+from replicator.core.model import MANAGED, Database, Partition, Table
 from replicator.core.not_replicated import (
     PROPERTY,
     NotReplicated,
@@ -29,6 +30,7 @@ from replicator.core.not_replicated import (
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events.scope import Patterns
+from replicator.metastore.transactions import is_strict
 from replicator.replay.apply.origins import KeyedExecutor, exists, is_one_file, make_directory
 from replicator.replay.apply.staging import CLAIM
 from replicator.replay.apply.table_details import set_statistics
@@ -43,6 +45,7 @@ from replicator.replay.replica import (
     POSITION,
     PUBLISH,
     SOURCE,
+    as_external,
     comparable_partition,
     comparable_table,
     replica_function,
@@ -220,12 +223,18 @@ class Commit:
         place = table.storage.location if table.storage and not table.is_view else None
         if self._work.plan.transactions and is_transactional(table):
             self._forget_write_ids(table)
+        elif table.kind == MANAGED and not is_transactional(table) and self._strict:
+            table = as_external(table)
         if not (place and is_one_file(place)):
             self._work.target.create_table(table)
             return
         self._work.target.create_table(_beside(table))
         self._work.target.alter_table(table.db, table.name, table)
         remove_if_empty(f"{place}{BESIDE}")
+
+    @cached_property
+    def _strict(self) -> bool:
+        return is_strict(self._work.target)
 
     def _forget_write_ids(self, table: Table) -> None:
         """Lets a new table begin with its own write ids. Servers since Hive 4 keep those of an earlier table of its
