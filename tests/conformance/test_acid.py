@@ -315,6 +315,21 @@ def test_a_truncate_that_was_rolled_back_hides_no_row(acid: AcidLab) -> None:
     acid.is_equal()
 
 
+def test_a_table_of_ten_thousand_deltas(acid: AcidLab) -> None:
+    acid.make(kind=INSERT_ONLY)
+    acid.source.metastore.set_write_ids(acid.name, "t", 10_000)
+    for number in range(1, 10_001):
+        place = acid.source.home / f"t/delta_{number:07}_{number:07}_0000"
+        place.mkdir()
+        (place / "000000_0").write_text(f"{number}\x01n\n")
+    acid.replicate()
+    assert acid.verified().code == 0
+    acid.insert(10_001)
+    acid.replicate()
+    assert acid.ids() == list(range(1, 10_002))
+    assert acid.verified().code == 0
+
+
 # ---- writers of the target ------------------------------------------------------------------------------------------
 
 
