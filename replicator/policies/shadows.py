@@ -101,8 +101,10 @@ def cannot_show(table: Table, names: Mapping[str, str]) -> str:
     match table_format(table):
         case "acid":
             return "a transactional table cannot be external"
-        case "iceberg" | "iceberg-view":  # `DROP TABLE .. PURGE` of a shadow would delete the files in its metadata
+        case "iceberg":  # `DROP TABLE .. PURGE` of a shadow would delete the files in its metadata
             return "an Iceberg table: dropping it deletes its files, regardless of its properties"
+        case "iceberg-view":
+            return "an Iceberg view: its metadata file names the replica's database"
     return why_no_view(table, names)
 
 
