@@ -56,12 +56,14 @@ class Transactions:
             self._allocated.setdefault((db, table), {})[each] = transaction
         self._ended = dict(seen.ended)
         self._snapshot = ""
+        self._is_old = False  # transactions have begun or ended since the snapshot
         self.states: dict[Name, acid.State] = {}
 
     def note(self, event: NotificationEvent) -> None:
         """Notes the write ids that an event allocates, or the transaction that it ends."""
         if event.type not in TRANSACTIONS or (message := message_of(event)) is None:
             return
+        self._is_old = True
         if "txnid" in message:
             self._ended[int(message["txnid"])] = event.id
         elif (db := message.get("dbName")) in self._known.scope():
@@ -70,9 +72,12 @@ class Transactions:
                 ids[int(each)] = int(transaction)
 
     def look(self, *, again: bool = False) -> None:
-        """Reads the write ids of all transactional tables, those that are new since the last call as of its moment;
-        `again`: as of now. Records those that have changed: all files of these tables are to be listed."""
+        """Reads the write ids of all transactional tables: as of now if it is the first call, if events about
+        transactions were noted since the last one, or with `again`; otherwise those of new tables, as of that moment.
+        So tables of all formats are captured at the moment of the last events. Records the ids that have changed: all
+        files of these tables are to be listed."""
         tables = self._tables()
+        again, self._is_old = again or self._is_old, False
         wanted = [name for name in tables if again or name not in self.states]
         if not wanted or not self._source.keeps_transactions():
             return

@@ -1,0 +1,73 @@
+"""A transactional, an Iceberg and a plain table in one database: a replica shows all of them at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acid_tables import AcidLab, acid_sides
+from hive_sql import HiveSql
+from iceberg_tables import catalog, make, replica, rows, shown
+from pool import Pool
+from waiting import repeating
+
+from replicator.captures.write_ids import Transactions
+
+
+@pytest.fixture
+def acid(pool: Pool, tmp_path: Path) -> Iterator[AcidLab]:
+    with acid_sides(pool) as sides:
+        made = AcidLab(*sides, tmp_path)
+        made.source.create()
+        yield made
+
+
+class Writer:
+    """Adds one row after another: to the transactional table, then to Iceberg's, then to the plain one."""
+
+    def __init__(self, lab: AcidLab, hive: HiveSql) -> None:
+        self._lab, self._hive = lab, hive
+        lab.make()
+        make(lab, "i")
+        lab.source.table("p")
+        self._table = catalog(lab.source_uri).load_table(f"{lab.name}.i")
+
+    def __call__(self, number: int) -> None:
+        self._hive(f"insert into {self._lab.side}.t values ({number}, 'n')")
+        self._table.refresh().append(rows(number))
+        self._lab.source.write("p", {f"{number:04}": "row"})
+        self._lab.source.alter("p", last=str(number))
+
+
+def last_rows(lab: AcidLab) -> list[int]:
+    """The last row of each table of the replica, in the order of the writer."""
+    plain = len(list((lab.target.home / "p").glob("0*")))
+    return [max([0, *lab.ids()]), max([0, *shown(replica(lab, "i"))]), plain]
+
+
+def test_a_replica_has_tables_of_all_formats_at_one_moment(acid: AcidLab) -> None:
+    with HiveSql(acid.hive.uri, Path(acid.hive.warehouse)) as own, repeating(Writer(acid, own)):
+        for _ in range(4):
+            acid.replicate()
+            found = last_rows(acid)
+            assert found == sorted(found, reverse=True) and found[0] - found[-1] <= 1, found
+    acid.replicate()
+    acid.is_equal("t")
+    assert shown(replica(acid, "i")) == acid.ids()
+
+
+def test_commits_within_a_capture_are_all_in_it_or_none(acid: AcidLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HiveSql(acid.hive.uri, Path(acid.hive.warehouse)) as own:
+        write, look = Writer(acid, own), Transactions.look
+        waiting = [1]
+
+        def looked(self: Transactions, *, again: bool = False) -> None:
+            look(self, again=again)
+            while waiting:
+                write(waiting.pop())
+
+        monkeypatch.setattr(Transactions, "look", looked)
+        acid.replicate()
+        assert last_rows(acid) == [1, 1, 1]
+        acid.is_equal("t")
