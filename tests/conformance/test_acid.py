@@ -146,6 +146,36 @@ def test_insert_only_and_partitioned_tables(acid: AcidLab) -> None:
     assert acid.shown("io", "*") == acid.rows("io", "*") == [["3", "over"], ["4", "n"]]
 
 
+def test_what_users_do_to_a_table(acid: AcidLab) -> None:
+    acid.run(
+        "set hive.auto.convert.join=false",
+        "create table {db}.t (id int, name string) partitioned by (p string) clustered by (id) into 2 buckets "
+        'stored as orc tblproperties("transactional"="true")',
+        "create table {db}.changes stored as orc as select 1 as id, 'merged' as name, 'a' as p union all "
+        "select 9, 'new', 'c'",
+    )
+    acid.run("insert into {db}.t partition (p) values (1, 'n', 'a'), (2, 'n', 'a'), (3, 'n', 'b')")
+    acid.replicate()
+    for statement in (
+        "insert overwrite table {db}.t partition (p='a') select 4, 'over'",
+        "merge into {db}.t using {db}.changes c on t.id = c.id when matched then update set name = c.name "
+        "when not matched then insert values (c.id, c.name, c.p)",
+        "alter table {db}.t add columns (extra int)",
+        "insert into {db}.t partition (p='a') values (5, 'n', 7)",
+        "alter table {db}.t partition (p='b') rename to partition (p='d')",
+        "truncate table {db}.t partition (p='a')",
+        "insert into {db}.t partition (p='a') values (6, 'n', 8)",
+        "truncate table {db}.t",
+        "insert into {db}.t partition (p='d') values (7, 'n', 8)",
+    ):
+        acid.run(statement)
+        assert acid.dump(since=acid.last).code == 0
+        loaded = acid.load(None, "--allow-removals")
+        assert loaded.code == 0, (statement, loaded)
+        assert acid.shown() == acid.rows(), statement
+        assert acid.verified().code == 0, (statement, acid.verified())
+
+
 def test_a_table_that_becomes_transactional_and_one_that_is_renamed(acid: AcidLab) -> None:
     acid.run("create table {db}.t (id int, name string) stored as orc", "insert into {db}.t values (1, 'plain')")
     acid.make("u")

@@ -13,6 +13,7 @@ from pool import Pool
 from waiting import repeating
 
 from replicator.captures.write_ids import Transactions
+from replicator.core.not_replicated import table_format
 
 
 @pytest.fixture
@@ -71,3 +72,46 @@ def test_commits_within_a_capture_are_all_in_it_or_none(acid: AcidLab, monkeypat
         acid.replicate()
         assert last_rows(acid) == [1, 1, 1]
         acid.is_equal("t")
+
+
+def test_a_name_whose_format_changes_in_one_range(acid: AcidLab) -> None:
+    db = acid.source
+
+    def plain() -> None:
+        db.table("x", {"a": "row"})
+
+    def iceberg() -> None:
+        make(acid, "x").append(rows(1))
+
+    def transactional() -> None:
+        acid.make("x")
+        acid.insert(2, name="x")
+
+    def dropped() -> None:
+        db.drop("x")
+
+    kinds = {plain: "plain", iceberg: "iceberg", transactional: "acid"}
+    plain()
+    acid.replicate()
+    for steps in (
+        (iceberg,),
+        (transactional,),
+        (iceberg, plain),
+        (transactional, iceberg),
+        (plain, transactional),
+        (plain,),
+    ):
+        for step in steps:
+            dropped()
+            step()
+        acid.replicate()
+        there = acid.target.metastore.table(acid.name, "x")
+        assert table_format(there) == kinds[steps[-1]]
+        if steps[-1] is iceberg:
+            assert shown(replica(acid, "x")) == [1]
+        elif steps[-1] is transactional:
+            acid.is_equal("x")
+            assert acid.ids("x") == [2]
+        else:
+            assert [path.name for path in (acid.target.home / "x").iterdir()] == ["a"]
+        assert acid.verified().code == 0, steps
