@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from plain_tables import PlainDatabase
 from replicator.captures import left_out
 from replicator.core.model import VIEW
 from replicator.core.not_replicated import ICEBERG_VIEW, POINTER, UNTRANSLATED_VIEW
+from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
 
@@ -198,3 +200,16 @@ def test_a_past_state_of_a_view_is_restored(fixture: Lab) -> None:
     found = json.loads(gzip.decompress(Path(view.parameters[POINTER].removeprefix("file:")).read_bytes()))
     assert found["versions"][0]["representations"][0]["sql"] == view.view_expanded == "select 1"
     assert found["location"] == view.location
+
+
+@pytest.mark.parametrize("version", ["3.1", "4.2"])
+def test_newer_servers_have_views(
+    source_metastore: Running, hives: Callable[..., Running], tmp_path: Path, version: str
+) -> None:
+    lab = Lab(source_metastore, hives(version), tmp_path)
+    lab.source.create()
+    make(lab.source, "select 1")
+    assert (lab.dump().code, lab.load().code, verified(lab).code) == (0, 0, 0)
+    make(lab.source, "select 2", number=1)
+    assert (lab.dump(since=lab.last).code, lab.load().code, verified(lab).code) == (0, 0, 0)
+    assert shown(lab, lab.name)["versions"][0]["representations"][0]["sql"] == "select 2"

@@ -77,9 +77,8 @@ def translated(path: str, data: bytes, homes: Homes) -> tuple[bytes, str]:
 
 
 def translated_view(path: str, data: bytes, homes: Homes, databases: Mapping[str, str]) -> tuple[bytes, str]:
-    """Returns the metadata file of an Iceberg view for the target, and a database of the source that a query may still
-    name, because it cannot be parsed ("": none). A file that is no view's stays as it is. databases: source name ->
-    target name."""
+    """Returns the metadata file of an Iceberg view for the target, and where a query in it may still name the source
+    ("": nowhere). A file that is no view's stays as it is. databases: source name -> target name."""
     left = list[str]()
 
     def renamed(query: str) -> str:
