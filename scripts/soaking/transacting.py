@@ -1,5 +1,6 @@
-"""Transactional tables for ten minutes: Hive writes two tables in each transaction, rolls some back and compacts;
-`replicator sync --follow` is killed at random; Hive reads the replica.
+"""Tables of all formats for ten minutes: Hive writes two transactional tables in each transaction, rolls some back and
+compacts; then the same row goes to an Iceberg table, whose snapshots expire, and to a plain one. `replicator sync
+--follow` is killed at random; Hive and PyIceberg read the replica.
 
 Exit 1 if a reader meets an error or a state that the source never had, or if both sides differ at the end."""
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from acid_tables import COMPACTING, AcidLab
 from hive_sql import HiveSql, Refused
+from iceberg_tables import catalog, expire, make, replica, rows, shown
 
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
@@ -45,6 +47,8 @@ def main() -> None:
         lab.make("t")
         lab.make("u")
         lab.run(BOTH.format(0) + " insert into table {db}.u select id, name")
+        make(lab, "i", db="a").append(rows(0))
+        lab.db("a").table("p", {_name(0): "row"})
         assert lab.sync().status == "synced"
         result = Soak(lab, random.Random(asked.seed)).run(asked.seconds, asked.kill_every)
     print(json.dumps(result, indent=1))
@@ -59,11 +63,16 @@ def _metastore(directory: Path, settings: dict[str, str]) -> Iterator[Running]:
         embedded.stop(directory)
 
 
+def _name(number: int) -> str:
+    return f"{number:06}"
+
+
 class Soak:
     def __init__(self, lab: AcidLab, chance: random.Random) -> None:
         self._lab, self._chance = lab, chance
         self._end = threading.Event()
-        self._written = self._reads = self._kills = self._compactions = 0
+        self._written = self._reads = self._kills = self._compactions = self._expiries = 0
+        self._iceberg = catalog(lab.source_uri).load_table(f"{lab.name}_a.i")
         self._faults: list[str] = []
 
     def run(self, seconds: int, kill_every: float) -> dict[str, object]:
@@ -76,10 +85,13 @@ class Soak:
             thread.join()
         statuses = [self._lab.sync().status for _ in range(2)]
         same = all(self._lab.shown(name) == self._lab.rows(name) for name in ("t", "u"))
+        wanted = list(range(self._written + 1))
+        same = same and shown(replica(self._lab, "i", db="a")) == wanted and self._plain() == [*map(_name, wanted)]
         verified = self._lab.verified()
         return {
             "transactions": self._written,
             "compactions": self._compactions,
+            "expiries": self._expiries,
             "kills": self._kills,
             "reads": self._reads,
             "faults": self._faults[:SHOWN],
@@ -97,7 +109,13 @@ class Soak:
         while not self._end.is_set():
             number = self._written + 1
             self._lab.run(BOTH.format(number) + " insert into table {db}.u select id, name")
+            self._iceberg.refresh().append(rows(number))
+            self._lab.db("a").write("p", {_name(number): "row"})
+            self._lab.db("a").alter("p", last=str(number))
             self._written = number
+            if number % 7 == 0:
+                expire(self._iceberg.refresh())
+                self._expiries += 1
             if number % 4 == 0:
                 self._lab.run(f"update {{db}}.t set name = 'changed' where id = {self._chance.randrange(number)}")
             if number % 6 == 0:
@@ -116,9 +134,18 @@ class Soak:
                         self._faults.append(f"{name} shows {ids}"[:500])
                 if unpaired := self._lab.run_there(UNPAIRED):
                     self._faults.append(f"in one table only: {unpaired}"[:500])
-            except Refused as error:
+                ids = shown(replica(self._lab, "i", db="a"))
+                if ids != list(range(len(ids))):
+                    self._faults.append(f"i shows {ids}"[:500])
+                if (names := self._plain()) != [_name(each) for each in range(len(names))]:
+                    self._faults.append(f"p shows {names}"[:500])
+            except (Refused, OSError) as error:
                 self._faults.append(f"read: {error}"[:500])
             self._reads += 1
+
+    def _plain(self) -> list[str]:
+        place = self._lab.replica("a").home / "p"
+        return sorted(path.name for path in place.iterdir() if path.name[0] not in "._")
 
     def _follow(self, end: float, kill_every: float) -> None:
         command = [sys.executable, "-m", "replicator", "--config", str(self._lab.config()), "sync", self._lab.name]

@@ -122,6 +122,9 @@ class Warehouse:
             if self.calls < 0:
                 raise Cut
 
+    def setting(self, key: str) -> str:
+        return ""
+
     def database_names(self) -> list[str]:
         return [DB]
 
