@@ -4,7 +4,7 @@ compacts on the source, and reads both sides."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hive_metastore import ttypes
 from hive_objects import FULL_ACID, hive_client
 from hive_sql import HiveSql, leave_open
 from metastores import shared
+from names import WORKER
 from pool import Pool
 from waiting import eventually, pause, repeating
 
@@ -536,16 +537,15 @@ def test_compactions_of_hive_4_have_names_that_the_target_reads(pool: Pool, side
 
 
 @pytest.fixture
-def newer(
-    request: pytest.FixtureRequest, sides: Sides, hives: Callable[..., Running], tmp_path: Path
-) -> Iterator[AcidLab]:
+def newer(request: pytest.FixtureRequest, pool: Pool, sides: Sides, tmp_path: Path) -> Iterator[AcidLab]:
     """A target of Hive 4, whose tables Hive 3.1 reads."""
     source, _, here, _ = sides
-    target = hives(request.param, "target")
-    with HiveSql(target.uri, Path(target.warehouse)) as there:
-        lab = AcidLab(source, target, here, there, tmp_path)
-        lab.source.create()
-        yield lab
+    with shared(pool) as metastore:
+        target = metastore(f"acid-target-{request.param}-{WORKER}", hive=request.param)
+        with HiveSql(target.uri, Path(target.warehouse)) as there:
+            lab = AcidLab(source, target, here, there, tmp_path)
+            lab.source.create()
+            yield lab
 
 
 @pytest.mark.parametrize("newer", ["4.0", "4.2"], indirect=True)

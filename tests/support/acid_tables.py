@@ -12,6 +12,7 @@ from hive_objects import hive_client
 from hive_sql import HiveSql
 from lab import Lab
 from metastores import shared
+from names import WORKER
 from pool import Pool
 from waiting import eventually
 
@@ -31,10 +32,11 @@ COMPACTING_4 = {
 
 @contextmanager
 def acid_sides(pool: Pool) -> Iterator[tuple[Running, Running, HiveSql, HiveSql]]:
-    """A metastore that compacts, one that does not, and Hive on each."""
+    """A metastore that compacts, one that does not, and Hive on each. They are this worker's: in Derby, transactions
+    and notifications of several clients block each other, and Hive then fails."""
     with shared(pool) as metastore:
-        source = metastore("acid-source", hive="3.1", host="0.0.0.0", settings=COMPACTING)
-        target = metastore("hive-3.1-target-derby", hive="3.1", host="0.0.0.0")
+        source = metastore(f"acid-source-{WORKER}", hive="3.1", host="0.0.0.0", settings=COMPACTING)
+        target = metastore(f"acid-target-{WORKER}", hive="3.1", host="0.0.0.0")
         warehouses = Path(source.warehouse), Path(target.warehouse)
         with HiveSql(source.uri, warehouses[0]) as here, HiveSql(target.uri, warehouses[1]) as there:
             yield source, target, here, there
