@@ -13,7 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from cmroot.store.place import Place, join, normal, remove_if_empty
+from cmroot.store.place import Place, join, located, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.dumps.rows import after_load, reached
 from replicator.core.grouping import batched
@@ -252,6 +252,11 @@ class Commit:
                 hint="move them elsewhere, then load again",
             )
         target.create_table(stand_in)
+        made = target.table(*name).location or ""
+        if normal(made) != normal(stand_in.location) or located(made).find():  # the server would delete files for good
+            raise Refused(
+                f"table {table.db}.{table.name}, created empty at {stand_in.location}, is at {made} with files"
+            )
         target.drop_table(*name, with_data=True)
 
     def partitions(
