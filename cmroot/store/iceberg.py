@@ -195,7 +195,6 @@ def translated(path: str, data: bytes, move: Move, size_of: SizeOf) -> bytes:
 
 def _moved_metadata(path: str, data: bytes, move: Move) -> bytes:
     found = _metadata(path, data)
-    found["location"] = move(found["location"])
     for snapshot in found.get("snapshots") or ():
         if "manifest-list" in snapshot:
             snapshot["manifest-list"] = move(snapshot["manifest-list"])
@@ -206,10 +205,16 @@ def _moved_metadata(path: str, data: bytes, move: Move) -> bytes:
     for name in ("statistics", "partition-statistics"):
         for each in found.get(name) or ():
             each["statistics-path"] = move(each["statistics-path"])
+    _move_writers(found, move)
+    return _packed(found, data)
+
+
+def _move_writers(found: dict[str, Any], move: Move) -> None:
+    """Moves the places to which writers of a table or view write."""
+    found["location"] = move(found["location"])
     properties = found.get("properties") or {}
     for key in properties.keys() & set(_OF_TABLES):
         properties[key] = move(properties[key])
-    return _packed(found, data)
 
 
 def _packed(found: Mapping[str, Any], data: bytes) -> bytes:
@@ -220,12 +225,12 @@ def _packed(found: Mapping[str, Any], data: bytes) -> bytes:
 
 def translated_view(path: str, data: bytes, move: Move, database: Move, sql: Move) -> bytes:
     """Returns a view's metadata file as it must be on the target (View Spec, version 1). database: returns a database's
-    name there; sql: returns a query as it is there. Raises FormatError for a file that is none."""
+    name there; sql: returns a query as it is there. Raises FormatError for any other file."""
     with _understood(path):
         found = _metadata(path, data)
         if "view-uuid" not in found or found["format-version"] != 1:
             raise FormatError(f"{path} is no metadata of an Iceberg view of version 1", hint=_HINT)
-        found["location"] = move(found["location"])
+        _move_writers(found, move)
         for version in found["versions"]:
             version["default-namespace"] = [database(each) for each in version["default-namespace"]]
             for each in version["representations"]:

@@ -135,20 +135,26 @@ def _view_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterato
         yield said + problem
 
 
+def _writes_outside(path: str, data: bytes, location: str) -> str:
+    places = (place for place in iceberg.locations_of(path, data) if relative(place, location) is None)
+    outside = next(places, "")
+    return f"its writers write to {outside}, which is outside of its location" if outside else ""
+
+
 def _no_view(path: str, location: str, stream: BinaryIO) -> str:
     try:
-        iceberg.translated_view(path, stream.read(), *[lambda text: text] * 3)
+        data = stream.read()
+        iceberg.translated_view(path, data, *[lambda text: text] * 3)
+        return _writes_outside(path, data, location)
     except FormatError as error:
         return error.message
-    return ""
 
 
 def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
     try:
         data = stream.read()
-        for place in iceberg.locations_of(path, data) if iceberg.is_metadata(path) else ():
-            if relative(place, location) is None:
-                return f"its writers write to {place}, which is outside of its location"
+        if iceberg.is_metadata(path) and (outside := _writes_outside(path, data, location)):
+            return outside
         for each in iceberg.references(path, data):
             if problem := iceberg.problem_of(each):
                 return f"{each.path}: {problem}"

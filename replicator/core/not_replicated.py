@@ -233,7 +233,7 @@ def _pointer(table: Table) -> str:
 def in_catalog(text: str, databases: Mapping[str, str]) -> str:
     """Returns which renamed database (source name -> target name) an Iceberg view's text names in a catalog, as far as
     that may be this metastore: only its readers know; "" for none."""
-    names = "|".join(before for before, after in databases.items() if before.lower() != after.lower())
+    names = "|".join(re.escape(before) for before, after in databases.items() if before.lower() != after.lower())
     found = re.search(_IN_CATALOG.format(names), text, re.IGNORECASE) if names else None
     if found is None or found[1].strip('`"').lower() in CATALOGS:
         return ""

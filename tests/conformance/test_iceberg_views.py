@@ -131,6 +131,14 @@ def test_a_view_elsewhere_than_its_database_is_named(fixture: Lab) -> None:
         assert (answer.code, name) == (3, "v") and "is outside of its database's" in reason, answer
 
 
+def test_a_view_whose_writers_write_elsewhere_is_named(fixture: Lab) -> None:
+    """After a failover they would write there."""
+    make(fixture.source, "select 1", properties={"write.metadata.path": "file:/elsewhere"})
+    for answer in (fixture.dump(), fixture.load(), verified(fixture)):
+        ((name, reason),) = named(answer)
+        assert (answer.code, name) == (3, "v") and "its writers write to file:/elsewhere" in reason, answer
+
+
 def test_a_database_in_a_catalog_has_no_other_name_on_the_target(fixture: Lab) -> None:
     """Only readers of a view know which metastore is behind a catalog's name."""
     make(fixture.source, f"select 1 from lake.{fixture.name}.t")
