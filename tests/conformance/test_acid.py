@@ -299,7 +299,7 @@ def test_captures_beside_a_writer_are_states_of_the_source(acid: AcidLab, sides:
 
 
 def test_committed_rows_that_share_files_with_open_transactions_are_named(acid: AcidLab) -> None:
-    """As of a writer that streams: several write ids in one directory."""
+    """A streaming writer leaves several write ids in one directory."""
     acid.make()
     acid.insert(1)
     acid.insert(2)

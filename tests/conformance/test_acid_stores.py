@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from acid_tables import AcidLab, acid_sides
+from acid_tables import AcidLab, acid_lab
 from engines import local_engine
 from hadoop import Cluster
 from pool import Pool
@@ -17,9 +17,7 @@ from replicator.metastore.embedded.running import Running
 
 @pytest.fixture
 def acid(pool: Pool, tmp_path: Path) -> Iterator[AcidLab]:
-    with acid_sides(pool) as sides:
-        made = AcidLab(*sides, tmp_path)
-        made.source.create()
+    with acid_lab(pool, tmp_path) as made:
         yield made
 
 

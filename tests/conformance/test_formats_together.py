@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from acid_tables import AcidLab, acid_sides
+from acid_tables import AcidLab, acid_lab
 from hive_sql import HiveSql
 from iceberg_tables import catalog, make, replica, rows, shown
 from pool import Pool
@@ -18,9 +18,7 @@ from replicator.core.not_replicated import table_format
 
 @pytest.fixture
 def acid(pool: Pool, tmp_path: Path) -> Iterator[AcidLab]:
-    with acid_sides(pool) as sides:
-        made = AcidLab(*sides, tmp_path)
-        made.source.create()
+    with acid_lab(pool, tmp_path) as made:
         yield made
 
 

@@ -99,7 +99,7 @@ class AcidLab(Lab):
         return sorted(path.name for path in (home / name).iterdir() if path.name[0] not in "._")
 
     def compact(self, kind: str, name: str = "t") -> None:
-        """Waits for a compaction by the source's metastore, which removes what it has compacted."""
+        """Waits until the source's metastore has compacted a table, and removed the old directories."""
         self.run(f'alter table {{db}}.{name} compact "{kind}"')
         mark, before = ("base_" if kind == "major" else "delta_"), set(self.directories(name))
         eventually(lambda: self._is_compacted(name))
@@ -152,3 +152,11 @@ class AcidLab(Lab):
             mine = max(open_ & {each.txnid for each in locks})
             request = (ttypes.CommitTxnRequest if commit else ttypes.AbortTxnRequest)(txnid=mine)
             (client.thrift.commit_txn if commit else client.thrift.abort_txn)(request)
+
+
+@contextmanager
+def acid_lab(pool: Pool, place: Path) -> Iterator[AcidLab]:
+    with acid_sides(pool) as sides:
+        made = AcidLab(*sides, place)
+        made.source.create()
+        yield made

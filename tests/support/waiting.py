@@ -43,7 +43,7 @@ async def eventually_async(condition: Callable[[], T]) -> T:
 
 @contextmanager
 def repeating(step: Callable[[int], object]) -> Iterator[None]:
-    """Calls `step(1)`, `step(2)` and so on in a thread until the block ends, and raises what it raised."""
+    """Calls `step(1)`, `step(2)` and so on in a thread until the block ends. Raises its error."""
     over = threading.Event()
 
     def run() -> None:
