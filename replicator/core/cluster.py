@@ -132,6 +132,28 @@ def hint_of(error: Exception, otherwise: str) -> str:
     )
 
 
+def is_of_spark(error: Exception) -> bool:
+    """Returns True if Spark, or the bridge to it, raised the error."""
+    return "pyspark" in type(error).__module__ or "py4j" in type(error).__module__
+
+
+def is_unread(error: Exception) -> bool:
+    """Returns True if Spark could not read a file, which it may be able to without filter pushdown."""
+    return is_of_spark(error) and "FAILED_READ_FILE" in str(error)
+
+
+def spark_failed(error: Exception) -> Error:
+    """Returns an Error with Spark's own message, and its cause if a file cannot be read, without the Java stack
+    trace."""
+    text = str(getattr(error, "desc", "") or getattr(error, "java_exception", "") or error).strip()
+    causes = re.findall(r"Caused by: ([^\n]+)", str(error)) if is_unread(error) else []
+    cause = f"; the cause: {causes[-1][:300]}" if causes else ""
+    return Error(
+        f"Spark failed: {text.splitlines()[0][:500] if text else type(error).__name__}{cause}",
+        hint=hint_of(error, "see Spark's log; --verbose shows the traceback"),
+    )
+
+
 def cause_of(error: Exception) -> str:
     """Returns the last error of the Python traceback inside a Java exception, or else the beginning of the text."""
     text = str(getattr(error, "java_exception", error))

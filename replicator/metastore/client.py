@@ -225,6 +225,10 @@ class MetastoreReader(Protocol):
         """Returns the open transactions of the server's own clients: each query of Hive has one."""
         ...
 
+    def compacting(self, db: str, table: str) -> frozenset[str]:
+        """Returns the partitions of a table whose compaction is queued or running; "" for an unpartitioned one."""
+        ...
+
     def grants(self, databases: Collection[str]) -> Granted:
         """Returns the grants on databases and on their tables, columns and partitions, by one call for each type."""
         ...

@@ -28,6 +28,7 @@ TRANSACTIONS = 1000  # transactions in one call
 STRICT = "hive.strict.managed.tables"  # setting of Hive 3
 NO_LIMIT = 2**63 - 1  # Hive's smallest open id if none is open
 OPEN = 3  # TxnState of an open one
+COMPACTING = ("initiated", "working")  # states of a compaction before its directory is complete
 REPLICATED = 1  # TxnType.REPL_CREATED, since Hive 4: without it the id is that of the server's own transaction
 _UNNAMED = 1 << 60  # transactions of the source that no event named have ids from here on
 OWNER = "replicator"  # begin of the user of transactions that stand for the source's; the source's id follows
@@ -166,6 +167,11 @@ class TransactionCalls:
 
     def readers_open(self) -> frozenset[int]:
         return frozenset(each.id for each in self._open_now() if not _is_ours(each.user))
+
+    def compacting(self, db: str, table: str) -> frozenset[str]:
+        answer = self._read("compactions", call("show_compact", ttypes.ShowCompactRequest()))
+        ours = (each for each in answer.compacts or () if (each.dbname, each.tablename) == (db, table))
+        return frozenset(each.partitionname or "" for each in ours if each.state in COMPACTING)
 
     def _open_now(self) -> list[Any]:
         answer = self._read("open transactions", call("get_open_txns_info"))

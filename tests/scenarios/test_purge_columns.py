@@ -254,7 +254,7 @@ def test_fields_of_json_in_another_case_are_gaps(warehouse: Warehouse, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("ids", "reported"), [({"former": 7}, "ids.former"), ({"former": ["v"]}, "the table has a column of that name")]
+    ("ids", "reported"), [({"former": 7}, "ids.former"), ({"former": ["v"]}, "the table has such a column")]
 )
 def test_a_descriptor_with_wrong_former_columns_is_refused(
     warehouse: Warehouse, ids: dict[str, Any], reported: str

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
+from replicator.core.cluster import spark_failed
 from replicator.errors import Refused
 from replicator.lifecycle.purge import tables
 from replicator.lifecycle.purge.certificate_file import as_text
 from replicator.lifecycle.purge.options import PurgeOptions, WhiteList
-from replicator.lifecycle.purge.searching import failed
 from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 
 pytestmark = pytest.mark.removals
@@ -262,6 +262,6 @@ def test_a_store_that_spark_cannot_reach_is_told_with_what_it_lacks(warehouse: W
     """`$cmroot` on S3 and a Spark without Hadoop's client of it."""
     with pytest.raises(Exception) as raised:
         warehouse.session.range(1).write.parquet("s3a://bucket/ids")
-    error = failed(raised.value)
+    error = spark_failed(raised.value)
     assert "S3AFileSystem" in error.message and "\n" not in error.message
     assert error.hint and "hadoop-aws" in error.hint

@@ -30,6 +30,7 @@ from cmroot.root import ChangeRoot
 from cmroot.store.blocks import Unsupported
 from cmroot.store.place import join, normal, resolved
 from replicator.core.audit import AuditLog, begin_audit
+from replicator.core.cluster import is_of_spark, is_unread, spark_failed
 from replicator.core.engine import AutoEngine
 from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.policy import Policy, matching_databases
@@ -72,6 +73,7 @@ from replicator.lifecycle.purge.table_files import (
     parts_of,
     shared_contents,
 )
+from replicator.lifecycle.purge.transactional import with_write_ids
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.metastore.client import Metastore, MetastoreReader, warehouse_of
 from replicator.metastore.events.scope import Patterns, refuse_other_catalog
@@ -238,7 +240,7 @@ def _rows_left(
         refuse_on_nodes(table, parts)
     except Unsupported as error:
         return "", [PurgeGap(table.name, f"not searched: {error}")]
-    names = NamedIds(ids, table)
+    names, table = NamedIds(ids, table), with_write_ids(metastore, table)
     looked = look_at_all(engines, parts, table, names)
     named = names.gaps(parts)
 
@@ -253,7 +255,7 @@ def _rows_left(
         try:
             return count(pushdown=True)
         except Exception as error:
-            if not searching.is_unread(error):
+            if not is_unread(error):
                 raise
         return count(pushdown=False)
     except LossyIds as error:
@@ -261,9 +263,9 @@ def _rows_left(
     except Error:
         raise
     except Exception as error:
-        if not searching.is_sparks(error):
+        if not is_of_spark(error):
             raise
-        return "", [PurgeGap(table.name, f"not searched: {searching.failed(error).message}")]
+        return "", [PurgeGap(table.name, f"not searched: {spark_failed(error).message}")]
 
 
 def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[str]) -> Iterator[Holding]:

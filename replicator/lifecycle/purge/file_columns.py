@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cmroot.store.acid import State
 from cmroot.store.blocks import Unsupported
 from cmroot.store.place import join, located
 from replicator.core.engine import AutoEngine
@@ -34,6 +35,7 @@ from replicator.lifecycle.purge.rewrite.avro import read_schema
 from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, format_of, has_no_names
 from replicator.lifecycle.purge.rewrite.line_files import decompressed, lines_of
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at
+from replicator.lifecycle.purge.transactional import COLUMNS, WITHOUT_IDS, unsearched, without
 
 SHOWN = 3  # columns and files that a reason names
 REASONS = 10  # of one location
@@ -56,7 +58,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """How the files of a location are searched. path: the possible names of the ids' column and of the fields in it,
     each with its own first; exact: names are case-sensitive. columns: of the table, in lower case; index: of the ids'
     column among those of the partition, -1 if it differs from the table's; width: the number of these. positional: Hive
-    reads by position. former: see `Onboarded`. why: the reason why the files' own columns are not read; ""."""
+    reads by position. former: see `Onboarded`. why: the reason why the files' own columns are not read; "". with_ids:
+    rows have the ids of a transactional table."""
 
     kind: Kind
     path: tuple[Names, ...] = ()
@@ -67,6 +70,7 @@ class Wanted(msgspec.Struct, frozen=True):
     positional: bool = False
     former: tuple[str, ...] | None = None
     why: str = ""
+    with_ids: bool = False
 
 
 class FileColumns(msgspec.Struct, frozen=True):
@@ -107,6 +111,7 @@ def wanted(onboarded: Onboarded, storage: Storage) -> Wanted | None:
         len(own),
         any(settings.get(each) == "true" for each in _BY_POSITION),
         onboarded.former if not onboarded.former or not (_SCHEMAS & settings.keys()) else None,
+        with_ids=onboarded.in_files != onboarded.field,
     )
 
 
@@ -119,6 +124,8 @@ def columns_at(location: str, names: Sequence[str], how: Wanted) -> FileColumns:
     unknown: dict[str, bool] = {}
     former = False
     for name in names:
+        if how.with_ids and name.startswith("delete_delta_"):
+            continue  # its rows are ids of rows
         try:
             with located(join(location, name)).open_read() as source:
                 found = _json_of(name, source, how) if how.kind == "json" else _found(how, _fields(how.kind, source))
@@ -168,7 +175,11 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def _found(how: Wanted, fields: Sequence[Field]) -> _File:
-    if how.kind == "orc" and fields and all(_UNNAMED.fullmatch(name) for name, _ in fields):
+    if how.with_ids:
+        if tuple(name for name, _ in fields) != COLUMNS:
+            return _File(WITHOUT_IDS)
+        fields = fields[-1][1]
+    if how.kind == "orc" and not how.with_ids and fields and all(_UNNAMED.fullmatch(name) for name, _ in fields):
         if how.index < 0:
             return _File("without names of columns, in a partition whose columns have another order than its table's")
         if len(fields) > how.width:
@@ -311,19 +322,21 @@ SHARES = 64
 
 class LooksTask(msgspec.Struct, frozen=True):
     """Locations to list, and the ones that contain RCFiles. wanted: how their files are searched; None: columns have no
-    names in them. texts: what is looked for in names and marks."""
+    names in them. texts: what is looked for in names and marks. state: the write ids of a transactional table."""
 
     locations: tuple[str, ...]
     of_columns: frozenset[str]
     wanted: Wanted | None = None
     texts: IdTexts | None = None
+    state: State | None = None
 
 
 class Looked(msgspec.Struct, frozen=True):
     """The result of listing one location. digest: see Look. nested: a file of rows that Spark's readers ignore, in a
     sub-directory or by its name, or ""; unread: files that readers do not read as rows, as text, or ""; misread: an
     RCFile of which readers miss rows, or "". columns: of the files, against those of the search; left: shares of them
-    that are still to be read. texts: of names, which could be ids; large: a mark that is not searched, or ""."""
+    that are still to be read. texts: of names, which could be ids; large: a mark that is not searched, or "".
+    left_out: directories of a transactional table that are not searched, and why; directories: the others, if any."""
 
     location: str
     digest: str
@@ -334,6 +347,8 @@ class Looked(msgspec.Struct, frozen=True):
     left: tuple[Share, ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
     large: str = ""
+    left_out: dict[str, str] = {}
+    directories: tuple[str, ...] = ()
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -344,13 +359,15 @@ class Share(msgspec.Struct, frozen=True):
     index: int
     of: int
     files: int
+    state: State | None = None
 
 
 def run_shares_task(task: Sequence[Share]) -> list[tuple[str, FileColumns]]:
     """Reads the columns of several shares. Lists their locations again; may run twice."""
     found = []
     for share in task:
-        names = _data(look_at(share.location))[share.index :: share.of]
+        look = look_at(share.location)
+        names = _data(without(look, unsearched(look, share.state)))[share.index :: share.of]
         found.append((share.location, columns_at(share.location, names, share.wanted)))
     return found
 
@@ -373,7 +390,8 @@ def run_looks_task(task: LooksTask) -> list[Looked]:
 
 
 def _looked(task: LooksTask, location: str, look: Look) -> Looked:
-    data = _data(look)
+    left_out = unsearched(look, task.state)
+    data = _data(without(look, left_out))
     nested = next((name for name in data if "/" in name or name.endswith(COPYING)), "")
     unread = [*look.unnamed, *look.passed_over]
     more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
@@ -385,10 +403,12 @@ def _looked(task: LooksTask, location: str, look: Look) -> Looked:
         columns = columns_at(location, data, task.wanted)
     elif task.wanted:
         of = min(SHARES, -(-len(data) // FILES))
-        left = tuple(Share(location, task.wanted, index, of, -(-len(data) // of)) for index in range(of))
+        left = tuple(Share(location, task.wanted, index, of, -(-len(data) // of), task.state) for index in range(of))
     texts = tuple(dict(task.texts.at(location, look)).items()) if task.texts else ()
     large = next((name for name, size in look.marks if size > MARK_BYTES), "")
-    return Looked(location, look.digest, nested, ", ".join(unread[:3]) + more, misread, columns, left, texts, large)
+    directories = tuple(sorted({name.partition("/")[0] for name in data})) if left_out else ()
+    found = (nested, ", ".join(unread[:3]) + more, misread, columns, left, texts, large, left_out, directories)
+    return Looked(location, look.digest, *found)
 
 
 def _data(look: Look) -> list[str]:
@@ -421,7 +441,8 @@ def looks_tasks(parts: Iterable[Part], onboarded: Onboarded, texts: IdTexts | No
             of_columns = (
                 part.location for part in of_rows if (part.storage.input_format or "").endswith("RCFileInputFormat")
             )
-            yield LooksTask(tuple(part.location for part in batch), frozenset(of_columns), same, texts)
+            locations = tuple(part.location for part in batch)
+            yield LooksTask(locations, frozenset(of_columns), same, texts, onboarded.state)
 
 
 def look_at_all(

@@ -301,9 +301,9 @@ _MISSING = VIEW + "_missing"
 
 @dataclass(frozen=True)
 class Searched:
-    """A column that was searched. column: SQL for it in the table `t`; type: its type."""
+    """A column that was searched. table: SQL for a table or view; column: SQL for it in the table `t`; type: its
+    type."""
 
-    db: str
     table: str
     column: str
     type: str
@@ -324,12 +324,10 @@ def near_misses(ids: Ids, searched: Iterable[Searched], place: str, advance: Cal
     requires the view of `view_missing`. place: a directory for the results, which the caller removes. May run twice."""
     results = []
     for number, each in enumerate(searched):
-        table = quoted_name(each.db, each.table)
-        ids.session.sql(f"REFRESH TABLE {table}")
+        ids.session.sql(f"REFRESH TABLE {each.table}")
         wanted = f"SELECT id, {form_of_ids(ids.type, each.type, NEAR)} AS form FROM {_MISSING}"
-        values = (
-            f"SELECT {form_of(each.column, each.type, NEAR)} AS form FROM {table} t WHERE {each.column} IS NOT NULL"
-        )
+        form = f"{form_of(each.column, each.type, NEAR)} AS form"
+        values = f"SELECT {form} FROM {each.table} t WHERE {each.column} IS NOT NULL"
         hint = f"/*+ {ids.hint}(w) */ " if ids.hint else ""
         near = ids.session.sql(f"SELECT {hint}DISTINCT w.id FROM ({values}) v JOIN ({wanted}) w ON v.form = w.form")
         results.append(f"{place}/{number}")

@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import UNREADABLE
+from cmroot.store.acid import State
 from replicator.core.model import Column, Table
-from replicator.core.not_replicated import SAID, table_format
+from replicator.core.not_replicated import FULL, SAID, is_transactional, table_format
 from replicator.core.text import decode_properties, property_entries, quoted_name
 from replicator.errors import UsageError
 from replicator.lifecycle.purge.matching import (
@@ -31,6 +32,7 @@ from replicator.lifecycle.purge.matching import (
     no_persons,
     type_at,
 )
+from replicator.lifecycle.purge.transactional import ROW, why_refused
 from replicator.lifecycle.removal.removal import Limits
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -136,9 +138,7 @@ def gobblin(properties: Mapping[str, str]) -> dict[str, str]:
     around values."""
     found: dict[str, str] = {}
     for key, value in properties.items():
-        name = (
-            key.removeprefix(PREFIX) if key.startswith(PREFIX) else key if key == "dataset.descriptor.fieldPath" else ""
-        )
+        name = key if key == FIELD_PATH_ALIASES[1] else key.removeprefix(PREFIX) if key.startswith(PREFIX) else ""
         if name:
             found.setdefault(ALIASES.get(name, name), value.strip())
     return found
@@ -226,7 +226,7 @@ class Onboarded:
     """A table to purge. field: the path to the field with ids, beginning with a column; type: the field's Hive type.
     former: names that the column had earlier, in lower case; None if the descriptor does not say. match: the rules by
     which values equal ids; () for exactly. homes: the locations of its database and of the warehouse. is_key: the field
-    is a partition key; partitions whose value is an id are dropped."""
+    is a partition key; partitions whose value is an id are dropped. state: the write ids of a transactional table."""
 
     table: Table
     field: tuple[str, ...]
@@ -235,10 +235,16 @@ class Onboarded:
     match: tuple[str, ...] = ()
     homes: tuple[str | None, ...] = ()
     is_key: bool = False
+    state: State | None = None
 
     @property
     def name(self) -> str:
         return f"{self.table.db}.{self.table.name}"
+
+    @property
+    def in_files(self) -> tuple[str, ...]:
+        """The path to the field in files, where the columns of a row with an id are in another."""
+        return (ROW, *self.field) if is_transactional(self.table) == FULL else self.field
 
 
 class WithoutPersons(msgspec.Struct, frozen=True):
@@ -282,8 +288,9 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap | Withou
         return PurgeGap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
     try:
         former = former_columns(text)
-        if former and (len(parts) > 1 or set(former) & set(columns)):
-            why = "ids in a struct have no former columns" if len(parts) > 1 else "the table has a column of that name"
+        nested = len(parts) > 1 or is_transactional(table)
+        if former and (nested or set(former) & set(columns)):
+            why = "ids in a struct or a transactional table have none" if nested else "the table has such a column"
             return PurgeGap(name, f"{DESCRIPTOR} names {', '.join(former)} as former: {why}", invalid=True)
         if collation := collation_of(table, parts):
             return PurgeGap(name, f"{field} has the collation {collation}; ids are compared exactly: use UTF8_BINARY")
@@ -299,6 +306,8 @@ def _by_key(table: Table, key: Column, parts: tuple[str, ...], text: str) -> Onb
     """Returns a table whose partitions have the ids as values of a partition key."""
     name, field = f"{table.db}.{table.name}", ".".join(parts)
     try:
+        if is_transactional(table):
+            return PurgeGap(name, f"a transactional table with ids in a partition key: drop its partitions of {field}")
         if former_columns(text) or len(parts) > 1:
             raise ValueError("a partition key has no former columns and no fields")
         type_, match_ = type_at(key.type, ()), match_rules(text)
@@ -357,12 +366,12 @@ def _foreign(table: Table) -> str:
         case "plain":
             return ""
         case "acid":
-            return "a transactional table: erase with DELETE, and compact"
+            return why_refused(table)
         case "symlink":
             return "a table of symbolic links: its rows are other tables' files, so erase them there"
         case "handler":
-            handlers = (value for key, value in table.parameters.items() if key.lower() == "storage_handler")
-            return f"its data is stored by {next(handlers)}"
+            named = {key.lower(): value for key, value in table.parameters.items()}
+            return f"its data is stored by {named['storage_handler']}"
         case known:
             return f"{SAID[known]}: its own log determines its files, so erase with its own tools"
 

@@ -29,6 +29,7 @@ from cmroot.store.place import give_rights, is_local, join, located, name_of, no
 from replicator.core.engine import Engine, LocalEngine
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
+from replicator.core.not_replicated import is_transactional
 from replicator.errors import FilesMissing, ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import Backup, recorded, recycled_of
 from replicator.lifecycle.purge.rewrite.rewrite_task import (
@@ -221,7 +222,8 @@ def set_figures(metastore: Metastore, table: Table, units: Mapping[str, Unit], n
         for part in parts_of(metastore, current, list(units)) if units else ():
             unit = units[part.name]
             if normal(part.location) == normal(unit.old):
-                things.append(purged(part, part.location, Figures(unit.files, unit.rows_after, unit.bytes_after), now))
+                rows = -1 if is_transactional(current) else unit.rows_after
+                things.append(purged(part, part.location, Figures(unit.files, rows, unit.bytes_after), now))
         if things:
             set_parts(metastore, current, things)
     return metastore.current_event_id()

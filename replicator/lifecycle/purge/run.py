@@ -21,13 +21,13 @@ import msgspec
 from cmroot.pins import iso
 from cmroot.store.place import normal
 from replicator.captures.unlistable import REFUSED
+from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.grouping import batched
 from replicator.core.model import MATERIALIZED_VIEW, Table
 from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.roles import follows, is_shadow, mark_of
 from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
-from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.backups import parse_name
 from replicator.lifecycle.purge.file_names import settle_drop
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids, split_ids
@@ -156,9 +156,9 @@ class Purge(Job[Onboarded, Purged]):
             self.done.ids_never_found, self.done.ids_near_misses, why = self._work.never_found(self._tables)
             self.done.warnings += filter(None, [why])
         except Exception as error:
-            if not searching.is_sparks(error):
+            if not is_of_spark(error):
                 raise
-            self.done.warnings.append(f"ids that no table has were not counted: {searching.failed(error).message}")
+            self.done.warnings.append(f"ids that no table has were not counted: {spark_failed(error).message}")
         counted = {"never_found": self.done.ids_never_found, "near_misses": self.done.ids_near_misses}
         run = msgspec.structs.replace(self._work.run, status="done", ended=iso(self.runtime.clock()), **counted)
         self._work.directory.write_run(run)
@@ -224,7 +224,7 @@ class Purge(Job[Onboarded, Purged]):
         except Refused:
             raise
         except Exception as error:
-            raise searching.failed(error) from error
+            raise spark_failed(error) from error
         run = msgspec.structs.replace(run, ids=ids.count, ids_type=ids.type, ids_digest=ids.digest)
         directory.write_run(run)
         return ids, run

@@ -5,7 +5,6 @@ A purge searches to erase, a certification to prove; both report what was not se
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,13 +13,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
-from cmroot.store.place import Place
-from replicator.core.cluster import hint_of
+from cmroot.store.place import Place, join
+from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.model import DEFAULT_PARTITION, Column, Storage, Table
+from replicator.core.not_replicated import is_transactional
 from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
-from replicator.errors import Error
 from replicator.lifecycle.purge.file_columns import COPYING, Looked
 from replicator.lifecycle.purge.file_names import place_of, uri_of, value_at
 from replicator.lifecycle.purge.ids import (
@@ -37,6 +37,7 @@ from replicator.lifecycle.purge.ids import (
 from replicator.lifecycle.purge.matching import form_of
 from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.table_files import Part
+from replicator.lifecycle.purge.transactional import COLUMNS, WITH_ALL, columns_with, kind_of
 
 # ---- matching --------------------------------------------------------------------------------------------------------
 # Finds the rows of a table that have an id, with Spark. Changes no table.
@@ -64,11 +65,15 @@ class Search:
     lossy: str = ""
 
 
-def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True, pushdown: bool = True) -> Search:
-    """Creates the query. converted: whether Spark may read Hive's Parquet and ORC with its own readers, which assume
+def search(
+    ids: Ids, onboarded: Onboarded, places: Sequence[str] = (), *, converted: bool = True, pushdown: bool = True
+) -> Search:
+    """Creates the query. places: of the files of a transactional table, which Spark does not read through the
+    metastore. converted: whether Spark may read Hive's Parquet and ORC with its own readers, which assume
     the table's format for all partitions, and do not read sub-directories; Hive's serdes do. pushdown: whether they may
     filter rows by the files' statistics, which fails for files with another type of the column. Raises LossyIds."""
     session, type_ = ids.session, scalar_type(comparable_type(onboarded.type))
+    pushdown = pushdown and onboarded.in_files == onboarded.field  # ORC's reader would not find a column in `row`
     for format_ in ("Parquet", "Orc"):
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
         session.conf.set(f"spark.sql.{format_.lower()}.filterPushdown", str(pushdown).lower())
@@ -78,9 +83,11 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True, pushdown: 
     session.conf.set("mapreduce.input.fileinputformat.input.dir.recursive", "true")
     keys, count, lossy = keys_of(ids, onboarded)
     (keys.hint(ids.hint) if ids.hint else keys).createOrReplaceTempView(KEYS)
-    column = key_column(onboarded)
-    table = quoted_name(onboarded.table.db, onboarded.table.name)
-    session.sql(f"REFRESH TABLE {table}")
+    column, table = key_column(onboarded), table_in_spark(onboarded)
+    if onboarded.state is None:
+        session.sql(f"REFRESH TABLE {table}")
+    else:
+        _view(session, onboarded, places).createOrReplaceTempView(table.strip("`"))
     bounds = "true" if onboarded.match else _bounds(keys, count, column, type_)
     query = (
         f"SELECT m.file, m.key, count(*) AS rows FROM (SELECT input_file_name() AS file, {column} AS key,"
@@ -91,6 +98,27 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True, pushdown: 
     return Search(rows, escaped=not _by_serde(rows), lossy=lossy)
 
 
+def _view(session: Any, onboarded: Onboarded, places: Sequence[str]) -> Any:
+    """Returns a DataFrame of the field in the files of a transactional table."""
+    columns = columns_with(onboarded.table, onboarded.field, comparable_type(onboarded.type))
+    if places:
+        return _whole(by_path(session, kind_of(onboarded.table), places, columns))
+    return session.createDataFrame([], ", ".join(f"{quoted_name(each.name)} {each.type}" for each in columns))
+
+
+def _whole(frame: Any) -> Any:
+    """Returns the rows of files of a transactional table; any other frame as it is."""
+    return frame.where(WITH_ALL) if tuple(frame.columns) == COLUMNS else frame
+
+
+def table_in_spark(onboarded: Onboarded) -> str:
+    """Returns the name by which SQL reads a table; of a transactional one the view that its search makes."""
+    name = f"{onboarded.table.db}.{onboarded.table.name}"
+    if is_transactional(onboarded.table):
+        return quoted_name(f"{KEYS}_{xxhash.xxh3_64_hexdigest(name.encode())}")
+    return quoted_name(onboarded.table.db, onboarded.table.name)
+
+
 def _by_serde(rows: Any) -> bool:
     """Returns True if Spark reads a query's table through Hive's serde."""
     plan = rows._jdf.queryExecution().optimizedPlan().toString()
@@ -99,7 +127,7 @@ def _by_serde(rows: Any) -> bool:
 
 def key_column(onboarded: Onboarded) -> str:
     """Returns SQL for the column of ids in the table `t`."""
-    column = "t." + quoted_name(*onboarded.field)
+    column = "t." + quoted_name(*onboarded.in_files)
     return f"rtrim({column})" if onboarded.type.startswith("char") else column
 
 
@@ -145,28 +173,6 @@ def ask_counts(found: Search) -> dict[str, int]:
     return {row[0]: row[1] for row in rows}
 
 
-def is_sparks(error: Exception) -> bool:
-    """Returns True if Spark, or the bridge to it, raised the error."""
-    return "pyspark" in type(error).__module__ or "py4j" in type(error).__module__
-
-
-def is_unread(error: Exception) -> bool:
-    """Returns True if Spark could not read a file, which it may be able to without filter pushdown."""
-    return is_sparks(error) and "FAILED_READ_FILE" in str(error)
-
-
-def failed(error: Exception) -> Error:
-    """Returns an Error with Spark's own message, and its cause if a file cannot be read, without the Java stack
-    trace."""
-    text = str(getattr(error, "desc", "") or getattr(error, "java_exception", "") or error).strip()
-    causes = re.findall(r"Caused by: ([^\n]+)", str(error)) if is_unread(error) else []
-    cause = f"; the cause: {causes[-1][:300]}" if causes else ""
-    return Error(
-        f"Spark failed: {text.splitlines()[0][:500] if text else type(error).__name__}{cause}",
-        hint=hint_of(error, "see Spark's log; --verbose shows the traceback"),
-    )
-
-
 # ---- searching -------------------------------------------------------------------------------------------------------
 
 
@@ -186,8 +192,14 @@ def searched(
     own = onboarded.table.storage
     nested = any(each.nested for each in looked.values())
     uniform = all(_format_key(part.storage) == (own and _format_key(own)) for part in parts)
-    found = search(ids, onboarded, converted=uniform and not nested, pushdown=pushdown)
-    gaps = list(_gaps(onboarded.name, parts, looked, deep=onboarded.is_key or not found.escaped))
+    alike = [part for part in parts if own and _format_key(part.storage) == _format_key(own)]
+    places = [place for part in alike for place in _places(looked[part.location])] if onboarded.state else []
+    found = search(ids, onboarded, places, converted=uniform and not nested, pushdown=pushdown)
+    deep = onboarded.is_key or not found.escaped or onboarded.state is not None
+    gaps = list(_gaps(onboarded.name, parts, looked, deep=deep))
+    if onboarded.state is not None and len(alike) < len(parts):
+        reason = f"not searched: {len(parts) - len(alike):,} partitions in another format than their table's"
+        gaps.append(PurgeGap(onboarded.name, reason))
     if onboarded.is_key:
         return _with_values(ids, onboarded, parts, found), [*gaps, *_lossy(onboarded, found)]
     gaps += _unknown_with_ids(ids, onboarded, looked)
@@ -267,7 +279,7 @@ def _by_ids_columns(session: Any, kind: str, places: Sequence[str], onboarded: O
     try:
         return by_path(session, kind, places)
     except Exception as error:
-        if not is_sparks(error):
+        if not is_of_spark(error):
             raise
     names = (onboarded.field[0], *(onboarded.former or ()))
     return by_path(session, kind, places, [Column(name, onboarded.type) for name in names])
@@ -278,7 +290,7 @@ def key_in(frame: Any, onboarded: Onboarded) -> str:
     present = {name.lower() for name in frame.columns}
     type_ = scalar_type(comparable_type(onboarded.type))
     former = [f"try_cast(t.{quoted_name(each)} AS {type_})" for each in onboarded.former or () if each in present]
-    own = [f"CAST({key_column(onboarded)} AS {type_})"] if onboarded.field[0] in present or not former else []
+    own = [f"CAST({key_column(onboarded)} AS {type_})"] if onboarded.in_files[0] in present or not former else []
     return own[0] if not former else f"coalesce({', '.join([*own, *former])})"
 
 
@@ -293,7 +305,7 @@ def _unknown_with_ids(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looke
     places: dict[tuple[str, str], list[str]] = {}
     for each in looked.values():
         for name in each.columns.unknown:
-            places.setdefault((each.columns.kind, name), []).append(each.location)
+            places.setdefault((each.columns.kind, name), []).extend(_places(each))
     for (kind, name), several in places.items():
         column = f"the column {name} of its files, which the table does not have"
         if kind == "avro":
@@ -302,9 +314,9 @@ def _unknown_with_ids(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looke
         try:
             found = _ids_in(ids, onboarded, kind, name, several)
         except Exception as error:
-            if not is_sparks(error):
+            if not is_of_spark(error):
                 raise
-            yield PurgeGap(onboarded.name, f"not searched: {column}: {failed(error).message}")
+            yield PurgeGap(onboarded.name, f"not searched: {column}: {spark_failed(error).message}")
             continue
         if found:
             file, rows = found
@@ -317,13 +329,20 @@ def _unknown_with_ids(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looke
 def _ids_in(ids: Ids, onboarded: Onboarded, kind: str, name: str, places: Sequence[str]) -> tuple[str, int] | None:
     """Returns a file that has ids in a column, and their number there."""
     type_ = scalar_type(comparable_type(onboarded.type))
-    frame = by_path(ids.session, kind, places, (Column(name, "string"),) if kind == "json" else ())
-    value = f"try_cast(CAST({quoted_name(name)} AS STRING) AS {type_})"
+    frame = _whole(by_path(ids.session, kind, places, (Column(name, "string"),) if kind == "json" else ()))
+    column = quoted_name(*onboarded.in_files[: -len(onboarded.field)], name)
+    value = f"try_cast(CAST({column} AS STRING) AS {type_})"
     if onboarded.match:
-        value = form_of(quoted_name(name), "string", onboarded.match)
+        value = form_of(column, "string", onboarded.match)
     keys = frame.selectExpr("input_file_name() AS file", f"{value} AS key").join(_keys(ids), "key", "left_semi")
     rows = keys.groupBy("file").count().limit(1).collect()
     return (place_of(rows[0][0], escaped=True), rows[0][1]) if rows else None
+
+
+def _places(looked: Looked) -> list[str]:
+    """Returns what Spark reads of a location: the whole of it, or its directories but those that are not searched."""
+    left = [each for each in looked.directories if each not in looked.left_out]
+    return [join(looked.location, each) for each in left] if looked.left_out else [looked.location]
 
 
 def _format_key(storage: Storage) -> tuple[str | None, str | None]:
@@ -340,6 +359,7 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
         if each.misread:
             reasons.append(f"RCFiles compressed with bzip2, where Hive's reader misses rows, such as {each.misread}")
         reasons += each.columns.reasons
+        reasons += sorted({f"{why}, such as in {name}" for name, why in list(each.left_out.items())[:1]})
         if each.unread:
             reasons.append(f"files that no reader reads as rows: {each.unread}")
         if each.large:

@@ -23,6 +23,7 @@ from cmroot.errors import Error
 from cmroot.store.blocks import Unsupported
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import give_rights, join, located, normal
+from replicator.core.cluster import is_of_spark
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
 from replicator.core.spark import counted
@@ -35,6 +36,7 @@ from replicator.lifecycle.purge.rewrite.formats import check_by_spark
 from replicator.lifecycle.purge.searching import by_path, by_serde, settings
 from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
 from replicator.lifecycle.purge.table_files import is_data, look_at
+from replicator.lifecycle.purge.transactional import file_columns
 
 # ---- rewriting by Spark ----------------------------------------------------------------------------------------------
 
@@ -53,6 +55,8 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: 
     found: where Spark wrote which ids it found in which file."""
     part = staging.part
     try:
+        if onboarded.state is not None:
+            raise Unsupported("only Spark could rewrite a file, and it does not write transactional tables")
         check_by_spark(onboarded.table, part.storage, onboarded.field)
         check_zone(session, onboarded, part.storage)
     except Unsupported as error:
@@ -291,16 +295,16 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
     try:
         yield by_path(session, kind, places)
     except Exception as error:
-        if not searching.is_sparks(error):
+        if not is_of_spark(error):
             raise
         for place in places:
             try:
                 yield by_path(session, kind, [place])
             except Exception as its:
-                if not searching.is_sparks(its):
+                if not is_of_spark(its):
                     raise
                 known = staging.part.storage.columns or data_columns(onboarded.table)
-                yield by_path(session, kind, [place], known)
+                yield by_path(session, kind, [place], file_columns(onboarded.table, known))
 
 
 def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:

@@ -15,6 +15,7 @@ import msgspec
 from cmroot.store.place import give_rights, is_local, join, located, name_of, normal, parent, remove_if_empty
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Skew, Storage, Table
+from replicator.core.not_replicated import is_transactional
 from replicator.core.runtime import Advance
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectNotFound
 from replicator.lifecycle.purge.backups import backups
@@ -38,7 +39,8 @@ _STALE = ("COLUMN_STATS_ACCURATE", "rawDataSize", "numFilesErasureCoded")
 
 @dataclass(frozen=True)
 class Figures:
-    """The statistics of a partition after a purge. rows: -1 if they were not counted."""
+    """The statistics of a partition after a purge. rows: -1 if they are not known, as in a transactional table, whose
+    files have deleted rows, too."""
 
     files: int
     rows: int
@@ -57,6 +59,7 @@ def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partit
     parameters["transient_lastDdlTime"] = str(int(now))
     if WRITTEN in parameters:
         parameters[WRITTEN] = f"{figures.files} files, {figures.bytes} bytes{PURGED}"
+    parameters.pop("numRows", None)
     if figures.rows >= 0:
         parameters["numRows"] = str(figures.rows)
     if any(key.startswith(STATISTICS_OF_SPARK) for key in part.obj.parameters):
@@ -243,7 +246,10 @@ def settle_counts(metastore: Metastore, directory: RunDirectory, run: PurgeRun, 
         table = metastore.table(*name.split(".", 1))
     except ObjectNotFound:
         return run
-    now = {key: value for key, value in table.parameters.items() if table.is_partitioned and key in _COUNTS}
+    counted_of = dict.fromkeys(_COUNTS if table.is_partitioned else ())
+    if is_transactional(table):
+        counted_of.pop(_ROWS, None)
+    now = {key: value for key, value in table.parameters.items() if key in counted_of}
     counted = _counted(run, name, now, sums)
     after = now if counted == sums else _changed(now, counted, sums)
     if after != now:

@@ -32,6 +32,7 @@ from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge.options import is_sparks
 from replicator.lifecycle.purge.state import Unit
+from replicator.lifecycle.purge.transactional import is_note
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.placement import PUBLISHED, is_published
 
@@ -78,6 +79,13 @@ class Look(msgspec.Struct, frozen=True):
     unnamed: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
     marks: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def why_skipped(self) -> str:
+        """Why its files are not rewritten, or ""."""
+        if self.links:
+            return f"it contains a symbolic link: {self.links[0]}"
+        return f"the name of a file is not UTF-8: {self.unnamed[0]}" if self.unnamed else ""
 
     @property
     def digest(self) -> str:
@@ -175,7 +183,7 @@ def _sorted(place: str, found: Iterable[tuple[str, FileState]], links: Iterable[
             marks.append((name, state.size))
         if not _is_hidden(name):
             files.append(msgspec.structs.replace(state, path_relative=name))
-        is_unread = (_is_hidden(name) or not is_data(name)) and not _is_mark(name)
+        is_unread = (_is_hidden(name) or not is_data(name)) and not _is_mark(name) and not is_note(name, state.size)
         if state.size and is_unread and not _is_sidecar(place, name, state.size):
             passed_over.append(name)
     files.sort(key=lambda each: each.path_relative)

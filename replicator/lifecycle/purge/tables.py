@@ -15,6 +15,7 @@ import msgspec
 from cmroot.store.blocks import Unsupported
 from cmroot.store.place import Place, join, located
 from replicator.core.audit import Removal
+from replicator.core.cluster import is_of_spark, is_unread, spark_failed
 from replicator.core.grouping import batched
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
@@ -47,6 +48,14 @@ from replicator.lifecycle.purge.table_files import (
     new_location,
     parts_of,
     rows_of_files,
+)
+from replicator.lifecycle.purge.transactional import (
+    COMPACTED,
+    COMPACTS,
+    compacting,
+    unsearched,
+    with_write_ids,
+    without,
 )
 from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.removal import LegalHold, forbidden, read_holds
@@ -163,9 +172,9 @@ class TableWork:
             except Error:
                 raise
             except Exception as error:
-                if not searching.is_sparks(error):
+                if not is_of_spark(error):
                     raise
-                done.error = searching.failed(error).message
+                done.error = spark_failed(error).message
                 break
             if not again:
                 break
@@ -180,10 +189,11 @@ class TableWork:
         table = self.metastore.table(onboarded.table.db, onboarded.table.name)
         parts = list(parts_of(self.metastore, table))
         refuse_on_nodes(onboarded, parts)
+        onboarded = with_write_ids(self.metastore, onboarded)
         try:
             return act(self._searched(onboarded, parts, number, done))
         except Exception as error:
-            if not searching.is_unread(error):
+            if not is_unread(error):
                 raise
         return act(self._searched(onboarded, parts, number, done, pushdown=False))
 
@@ -195,8 +205,9 @@ class TableWork:
         names = NamedIds(self.ids, onboarded)
         with self._task("list", onboarded):
             looked = look_at_all(self.remover.engine, parts, onboarded, names)
-        found, done.gaps = searched(self.ids, onboarded, parts, looked, pushdown=pushdown)
-        done.gaps += names.gaps(parts)
+        late = [gap for gap in done.gaps if gap.reason == COMPACTED]
+        found, gaps = searched(self.ids, onboarded, parts, looked, pushdown=pushdown)
+        done.gaps = [*late, *gaps, *names.gaps(parts)]
         digests = {location: each.digest for location, each in looked.items()}
         return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
 
@@ -300,9 +311,9 @@ class TableWork:
                 with self.progress.task("near misses", len(known)) as advance:
                     return count, near_misses(self.ids, known, str(near / "near"), advance), ""
             except Exception as error:
-                if not searching.is_sparks(error):
+                if not is_of_spark(error):
                     raise
-                return count, None, f"near misses were not counted: {searching.failed(error).message}"
+                return count, None, f"near misses were not counted: {spark_failed(error).message}"
         finally:
             matched.remove_own_tree()
             near.remove_own_tree()
@@ -319,6 +330,7 @@ class TableWork:
         stagings: dict[str, Staging] = {}
         dropped: dict[str, Drop] = {}
         holds = read_holds(self.remover.root, self.remover.clock())
+        compacts = compacting(self.metastore, onboarded)
         self.remover.live.refresh()
         for unit in units:
             part = attempt.parts[unit.partition]
@@ -329,12 +341,10 @@ class TableWork:
             if look.digest != digests[part.location]:
                 again.append(unit.at("FAILED", self.remover.clock, reason="its files changed during the search"))
                 continue
-            if look.links:
-                why = f"it contains a symbolic link: {look.links[0]}"
-                ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
+            if unit.partition in compacts:
+                again.append(unit.at("FAILED", self.remover.clock, reason=COMPACTS))
                 continue
-            if look.unnamed:
-                why = f"the name of a file is not UTF-8: {look.unnamed[0]}"
+            if why := look.why_skipped:
                 ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
                 continue
             files = matched[unit.partition]
@@ -348,7 +358,7 @@ class TableWork:
                 continue
             stagings[unit.partition] = Staging(
                 part,
-                look,
+                without(look, unsearched(look, onboarded.state)),
                 unit.new,
                 format_,
                 {name: rows for name, (_, rows) in files.items()},
@@ -389,6 +399,9 @@ class TableWork:
         for name in going:
             by_name[name] = by_name[name].at("VERIFIED", self.remover.clock, reason=lacking_of(staged[name]))
         self.directory.write_units(by_name[name] for name in going)
+        for name in compacting(self.metastore, onboarded) & going.keys():
+            changed[name] = COMPACTS
+            del going[name]
         swaps = replace_parts(
             self.metastore,
             onboarded.table,
@@ -401,6 +414,8 @@ class TableWork:
         changed |= swaps.changed
         self.directory.write_units(swaps.units)
         drop_column_statistics(self.metastore, onboarded.table, [unit.partition for unit in swaps.units])
+        late = compacting(self.metastore, onboarded) if going else ()
+        done.gaps += [PurgeGap(f"{onboarded.name}/{name}".rstrip("/"), COMPACTED) for name in late if name in going]
         for unit in swaps.units:
             whole = unit.matched == by_name[unit.partition].matched
             ended.append(unit.at("DONE" if whole else "EXHAUSTED", self.remover.clock))
@@ -462,4 +477,4 @@ class TableWork:
 
 
 def _searched_column(onboarded: Onboarded) -> Searched:
-    return Searched(onboarded.table.db, onboarded.table.name, searching.key_column(onboarded), onboarded.type)
+    return Searched(searching.table_in_spark(onboarded), searching.key_column(onboarded), onboarded.type)

@@ -30,11 +30,16 @@ from replicator.lifecycle.purge.rewrite import orc_footer, parquet_footer
 from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark
 from replicator.lifecycle.purge.rewrite.orc_footer import GMT, TIMESTAMP, with_zone, zones_and_blooms
 from replicator.lifecycle.purge.rewrite.parquet_footer import Bare, Struct, elements, given
+from replicator.lifecycle.purge.transactional import COLUMNS
 
 BATCH = 1 << 16
 """The number of rows decoded at once."""
 GROUP_BYTES = 256 << 20
 """The maximum size of decoded rows of one row group that are held until they are written."""
+
+ORC_BLOCK = 1 << 16
+"""The unit of the writer's memory, of which the size of its compressed blocks is a multiple."""
+INSERT, UPDATE, DELETE = 0, 1, 2  # values of `operation` in files with row ids
 
 Counts = tuple[int, Counter[int]]
 """Rows read, and rows erased by the position of their key."""
@@ -238,7 +243,7 @@ def rewrite_orc(
             staged,
             compression=str(file.compression).lower(),
             row_index_stride=int(file.row_index_stride),
-            compression_block_size=int(file.compression_size) or 65536,
+            compression_block_size=-(-int(file.compression_size) // ORC_BLOCK) * ORC_BLOCK or ORC_BLOCK,
             file_version="0.12",
             batch_size=1024,
             bloom_filter_columns=[each for each in blooms if same or kinds[each] != TIMESTAMP],
@@ -257,9 +262,26 @@ def rewrite_orc(
             if not written:
                 writer.write(file.schema.empty_table())
         made = orc_footer.read_tail(staged)
-        footer = orc_footer.as_source(tail.footer, made.footer)
+        keys = _keys_of_rows(staged) if tuple(file.schema.names) == COLUMNS else {}
+        footer = orc_footer.as_source(tail.footer, made.footer, keys)
         shutil.copyfileobj(with_zone(staged, made, zone, footer, not same), out, 1 << 20)
     return rows, dropped
+
+
+def _keys_of_rows(file: BinaryIO) -> dict[bytes, bytes]:
+    """Returns what Hive writes about the ids of a file's rows (OrcRecordUpdater): it finds rows of a split by them."""
+    from pyarrow import orc
+
+    source, kinds, last = orc.ORCFile(file), Counter[int](), list[str]()
+    operation, *ids = source.schema.names[:4]
+    for stripe in range(source.nstripes):
+        batch = source.read_stripe(stripe, columns=[operation, *ids])
+        found = pc.value_counts(batch.column(operation)).to_pylist()
+        kinds.update({each["values"]: each["counts"] for each in found})
+        last.append(",".join(str(batch.column(name)[-1]) for name in ids if batch.num_rows))
+    index = "".join(f"{each};" for each in last)
+    stats = ",".join(str(kinds[each]) for each in (INSERT, UPDATE, DELETE))
+    return {orc_footer.ACID_INDEX: index.encode(), orc_footer.ACID_STATS: stats.encode()}
 
 
 def _has_early_fraction(array: pa.Array) -> bool:

@@ -238,6 +238,8 @@ def format_of_files(onboarded: Onboarded, storage: Storage, location: str, names
     if "" in names:
         raise Unsupported(f"{location} is a file, but a purge swaps directories")
     found = format_of(onboarded.table, storage, onboarded.field, onboarded.type)
+    if onboarded.in_files != onboarded.field:
+        found = msgspec.structs.replace(found, field=onboarded.in_files)
     return msgspec.structs.replace(found, former=onboarded.former or ())
 
 

@@ -10,7 +10,7 @@ import bisect
 import io
 import itertools
 import zlib
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -26,6 +26,8 @@ STRIPES, TYPES, KEYS, STATISTICS, ENCRYPTION, CALENDAR = 3, 4, 5, 7, 10, 11
 FOOTER_LENGTH, COMPRESSION, BLOCK, METADATA_LENGTH = 1, 2, 3, 5
 # of Type
 KIND, SUBTYPES, FIELD_NAMES, PRECISION, SCALE = 1, 2, 3, 5, 6
+ACID_INDEX, ACID_STATS, ACID_VERSION = b"hive.acid.key.index", b"hive.acid.stats", b"hive.acid.version"
+"""Keys of files with row ids: the last id of each stripe, the numbers of rows by kind of change, and of the format."""
 STRING, TIMES = 7, {9, 18}
 _TEXTS = {STRING, 16, 17}  # VARCHAR and CHAR are stored in the same form
 _DECIMAL = 14
@@ -80,18 +82,26 @@ def uncompressed(message: Message, postscript: Message) -> bytes:
     return b"".join((len(part) << 1 | 1).to_bytes(3, "little") + part for part in parts)
 
 
-def as_source(source: Message, written: Message) -> Message:
-    """Returns the written footer with the source's types, keys and calendar. Raises Unsupported if the written types
-    are stored differently, and for keys that would be false for other rows."""
+def as_source(source: Message, written: Message, keys: Mapping[bytes, bytes]) -> Message:
+    """Returns the written footer with the source's types, keys and calendar. keys: values of those that describe rows.
+    Raises Unsupported if the written types are stored differently, and for keys that would be false for other rows."""
     ours, theirs = ([value for number, _, value in each if number == TYPES] for each in (source, written))
     if [_stored(type_) for type_ in ours] != [_stored(type_) for type_ in theirs]:
         raise Unsupported("types of the ORC file would be written as other types")
-    if any(dict_of(read_message(value)).get(1, b"").startswith(b"hive.acid.") for value in all_of(source, KEYS)):
-        raise Unsupported("an ORC file of a transactional table cannot be rewritten")
+    names = {dict_of(read_message(value)).get(1, b"") for value in all_of(source, KEYS)}
+    if any(name.startswith(b"hive.acid.") and name not in keys and name != ACID_VERSION for name in names):
+        raise Unsupported("an ORC file of a transactional table can be rewritten only as one of its table")
     if all_of(source, ENCRYPTION):
         raise Unsupported("an encrypted ORC file cannot be rewritten")
     kept = [each for each in written if each[0] not in (TYPES, KEYS, CALENDAR)]
-    return [*kept, *(each for each in source if each[0] in (TYPES, KEYS, CALENDAR))]
+    return [*kept, *(_with_value(each, keys) for each in source if each[0] in (TYPES, KEYS, CALENDAR))]
+
+
+def _with_value(field: tuple[int, int, Any], keys: Mapping[bytes, bytes]) -> tuple[int, int, Any]:
+    name = dict_of(read_message(field[2])).get(1, b"") if field[0] == KEYS else b""
+    if name not in keys:
+        return field
+    return KEYS, BYTES, write_message([(1, BYTES, name), (2, BYTES, keys[name])])
 
 
 def _stored(type_: bytes) -> tuple[Any, ...]:
