@@ -1,8 +1,10 @@
-"""`python -m replicator`: the command line."""
+"""`python -m replicator`, and `spark-submit .../replicator/__main__.py`: the command line."""
 
-from __future__ import annotations
-
-from replicator.cli.main import main
+import sys
+from importlib import import_module
+from os.path import abspath, dirname
 
 if __name__ == "__main__":
-    main()
+    here = dirname(abspath(__file__))  # which Python puts first for a file, and in which our modules hide others
+    sys.path[:] = [place for place in sys.path if abspath(place) != here]
+    import_module("replicator.cli.main").main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import Answer, command
+from engines import client_of_hive_4
 from gateways import FILES, contents, guarded
 from hive_objects import FULL_ACID, INSERT_ONLY, hive_client
 from lab import Lab
@@ -19,9 +19,7 @@ from raw_thrift import struct
 from waiting import eventually
 
 from replicator.core.model import Column, Serde, Storage, Table
-from replicator.metastore.embedded import distributions
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.java import find_java
 
 PARQUET = "org.apache.hadoop.hive.ql.io.parquet"
 
@@ -49,20 +47,6 @@ def parquet(database: PlainDatabase, name: str, rows: dict[str, pa.Array], **par
     storage = Storage(columns=columns, location=f"file:{place}", serde=serde, **formats)
     database.metastore.create_table(Table(db=database.name, name=name, storage=storage, parameters=parameters))
     pq.write_table(data, place / "part-0.parquet")
-
-
-def client_of_hive_4() -> list[str]:
-    """Options by which Spark speaks to a metastore of Hive 4, whose jars are those of an embedded one."""
-    distribution = distributions.distribution(distributions.hive("4.0"), find_java(os.environ, 21), os.environ)
-    jars = [jar for jar in distribution.rglob("*.jar") if not jar.name.startswith(("hadoop-", "log4j", "slf4j"))]
-    settings = {
-        "spark.sql.hive.metastore.version": "4.0.1",
-        "spark.sql.hive.metastore.jars": "path",
-        "spark.sql.hive.metastore.jars.path": ",".join(f"file://{jar}" for jar in jars),
-        "spark.driver.extraClassPath": str(next(distribution.glob("hadoop-hdfs-*.jar"))),
-    }
-    options = [part for key, value in settings.items() for part in ("--spark-conf", f"{key}={value}")]
-    return ["--master", "local[1]", *options]
 
 
 def test_sync_verify_and_repair(pair: Lab) -> None:

@@ -125,7 +125,7 @@ def columns_at(location: str, names: Sequence[str], how: Wanted) -> FileColumns:
     former = False
     for name in names:
         if how.with_ids and name.startswith("delete_delta_"):
-            continue  # its rows are ids of rows
+            continue  # ids of rows
         try:
             with located(join(location, name)).open_read() as source:
                 found = _json_of(name, source, how) if how.kind == "json" else _found(how, _fields(how.kind, source))
@@ -175,10 +175,9 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def _found(how: Wanted, fields: Sequence[Field]) -> _File:
-    if how.with_ids:
-        if tuple(name for name, _ in fields) != COLUMNS:
-            return _File(WITHOUT_IDS)
-        fields = fields[-1][1]
+    if how.with_ids and tuple(name for name, _ in fields) != COLUMNS:
+        return _File(WITHOUT_IDS)
+    fields = fields[-1][1] if how.with_ids else fields
     if how.kind == "orc" and not how.with_ids and fields and all(_UNNAMED.fullmatch(name) for name, _ in fields):
         if how.index < 0:
             return _File("without names of columns, in a partition whose columns have another order than its table's")
@@ -336,7 +335,7 @@ class Looked(msgspec.Struct, frozen=True):
     sub-directory or by its name, or ""; unread: files that readers do not read as rows, as text, or ""; misread: an
     RCFile of which readers miss rows, or "". columns: of the files, against those of the search; left: shares of them
     that are still to be read. texts: of names, which could be ids; large: a mark that is not searched, or "".
-    left_out: directories of a transactional table that are not searched, and why; directories: the others, if any."""
+    left_out: directories of a transactional table that are not searched, and why; directories: the others."""
 
     location: str
     digest: str
@@ -406,7 +405,7 @@ def _looked(task: LooksTask, location: str, look: Look) -> Looked:
         left = tuple(Share(location, task.wanted, index, of, -(-len(data) // of), task.state) for index in range(of))
     texts = tuple(dict(task.texts.at(location, look)).items()) if task.texts else ()
     large = next((name for name, size in look.marks if size > MARK_BYTES), "")
-    directories = tuple(sorted({name.partition("/")[0] for name in data})) if left_out else ()
+    directories = tuple(sorted({name.partition("/")[0] for name in data})) if task.state else ()
     found = (nested, ", ".join(unread[:3]) + more, misread, columns, left, texts, large, left_out, directories)
     return Looked(location, look.digest, *found)
 

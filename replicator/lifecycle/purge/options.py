@@ -134,8 +134,7 @@ class CertifyOptions:
 
 
 def gobblin(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties of Gobblin compliance without their prefix, under the newer of two names; strips blanks
-    around values."""
+    """Returns the stripped properties of Gobblin compliance, without their prefix, under the newer of two names."""
     found: dict[str, str] = {}
     for key, value in properties.items():
         name = key if key == FIELD_PATH_ALIASES[1] else key.removeprefix(PREFIX) if key.startswith(PREFIX) else ""
@@ -213,8 +212,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 class PurgeGap(msgspec.Struct, frozen=True):
-    """A white-listed table that no purge reaches, and the reason: its personal data are retained. `invalid`: it has a
-    descriptor, but an invalid one."""
+    """A white-listed table that no purge reaches, and why: its data remain. `invalid`: its descriptor is invalid."""
 
     table: str
     reason: str
@@ -256,9 +254,8 @@ class WithoutPersons(msgspec.Struct, frozen=True):
 
 
 def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap | WithoutPersons:
-    """Returns a white-listed table as Onboarded, as PurgeGap, or as WithoutPersons. field_path: path to the column's
-    name in the descriptor, unless the table's properties define it; with neither, the descriptor's only text is the
-    name."""
+    """Returns what a white-listed table is. field_path: path to the column's name in the descriptor, unless the table's
+    properties define it; with neither, the descriptor's only text is the name."""
     name = f"{table.db}.{table.name}"
     if table.is_view:
         return PurgeGap(name, "a view: it has no data of its own")
@@ -307,7 +304,7 @@ def _by_key(table: Table, key: Column, parts: tuple[str, ...], text: str) -> Onb
     name, field = f"{table.db}.{table.name}", ".".join(parts)
     try:
         if is_transactional(table):
-            return PurgeGap(name, f"a transactional table with ids in a partition key: drop its partitions of {field}")
+            return PurgeGap(name, f"a transactional table with ids in a partition key: drop partitions of {field}")
         if former_columns(text) or len(parts) > 1:
             raise ValueError("a partition key has no former columns and no fields")
         type_, match_ = type_at(key.type, ()), match_rules(text)
@@ -370,8 +367,8 @@ def _foreign(table: Table) -> str:
         case "symlink":
             return "a table of symbolic links: its rows are other tables' files, so erase them there"
         case "handler":
-            named = {key.lower(): value for key, value in table.parameters.items()}
-            return f"its data is stored by {named['storage_handler']}"
+            handler = {key.lower(): value for key, value in table.parameters.items()}["storage_handler"]
+            return f"its data is stored by {handler}"
         case known:
             return f"{SAID[known]}: its own log determines its files, so erase with its own tools"
 
@@ -382,8 +379,8 @@ def is_sparks(table: Table) -> bool:
 
 
 def data_columns(table: Table) -> tuple[Column, ...]:
-    """Returns the columns in a table's files. Spark stores those of its own table types in the properties; if Hive
-    cannot read the files, the metastore's columns are meaningless. Raises ValueError for an invalid schema."""
+    """Returns a table's columns. Spark stores those of its own types in the properties; if Hive cannot read the files,
+    the metastore's columns are meaningless. Raises ValueError for an invalid schema."""
     own = table.storage.columns if table.storage else ()
     if not is_sparks(table):
         return own

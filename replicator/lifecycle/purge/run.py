@@ -41,10 +41,19 @@ from replicator.lifecycle.purge.options import (
     onboard,
 )
 from replicator.lifecycle.purge.replacing import carry_on
-from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, recorded_units, runs
+from replicator.lifecycle.purge.state import (
+    PURGE,
+    PurgeRun,
+    RunDirectory,
+    TableDone,
+    Unit,
+    new_run,
+    recorded_units,
+    runs,
+)
 from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now, remove_leftovers, settle_counts
 from replicator.lifecycle.purge.table_files import look_at
-from replicator.lifecycle.purge.tables import TableDone, TableWork
+from replicator.lifecycle.purge.tables import TableWork
 from replicator.lifecycle.removal.job import Job, Removals
 from replicator.metastore.client import Metastore, MetastoreReader, warehouse_of
 from replicator.metastore.fields import catalog_of

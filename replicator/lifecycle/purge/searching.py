@@ -13,12 +13,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from cmroot.store.place import Place, join
 from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.model import DEFAULT_PARTITION, Column, Storage, Table
-from replicator.core.not_replicated import is_transactional
 from replicator.core.spark import planned
 from replicator.core.text import quoted_name, scalar_type
 from replicator.lifecycle.purge.file_columns import COPYING, Looked
@@ -37,7 +35,7 @@ from replicator.lifecycle.purge.ids import (
 from replicator.lifecycle.purge.matching import form_of
 from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.table_files import Part
-from replicator.lifecycle.purge.transactional import COLUMNS, WITH_ALL, columns_with, kind_of
+from replicator.lifecycle.purge.transactional import columns_with, kind_of, table_in_spark, whole
 
 # ---- matching --------------------------------------------------------------------------------------------------------
 # Finds the rows of a table that have an id, with Spark. Changes no table.
@@ -83,7 +81,7 @@ def search(
     session.conf.set("mapreduce.input.fileinputformat.input.dir.recursive", "true")
     keys, count, lossy = keys_of(ids, onboarded)
     (keys.hint(ids.hint) if ids.hint else keys).createOrReplaceTempView(KEYS)
-    column, table = key_column(onboarded), table_in_spark(onboarded)
+    column, table = key_column(onboarded), table_in_spark(onboarded.table)
     if onboarded.state is None:
         session.sql(f"REFRESH TABLE {table}")
     else:
@@ -102,21 +100,8 @@ def _view(session: Any, onboarded: Onboarded, places: Sequence[str]) -> Any:
     """Returns a DataFrame of the field in the files of a transactional table."""
     columns = columns_with(onboarded.table, onboarded.field, comparable_type(onboarded.type))
     if places:
-        return _whole(by_path(session, kind_of(onboarded.table), places, columns))
+        return whole(by_path(session, kind_of(onboarded.table), places, columns))
     return session.createDataFrame([], ", ".join(f"{quoted_name(each.name)} {each.type}" for each in columns))
-
-
-def _whole(frame: Any) -> Any:
-    """Returns the rows of files of a transactional table; any other frame as it is."""
-    return frame.where(WITH_ALL) if tuple(frame.columns) == COLUMNS else frame
-
-
-def table_in_spark(onboarded: Onboarded) -> str:
-    """Returns the name by which SQL reads a table; of a transactional one the view that its search makes."""
-    name = f"{onboarded.table.db}.{onboarded.table.name}"
-    if is_transactional(onboarded.table):
-        return quoted_name(f"{KEYS}_{xxhash.xxh3_64_hexdigest(name.encode())}")
-    return quoted_name(onboarded.table.db, onboarded.table.name)
 
 
 def _by_serde(rows: Any) -> bool:
@@ -191,10 +176,15 @@ def searched(
     rows, the query reads through Hive's serdes."""
     own = onboarded.table.storage
     nested = any(each.nested for each in looked.values())
-    uniform = all(_format_key(part.storage) == (own and _format_key(own)) for part in parts)
     alike = [part for part in parts if own and _format_key(part.storage) == _format_key(own)]
-    places = [place for part in alike for place in _places(looked[part.location])] if onboarded.state else []
-    found = search(ids, onboarded, places, converted=uniform and not nested, pushdown=pushdown)
+    filled = [looked[part.location] for part in alike if looked[part.location].directories]
+    found = search(
+        ids,
+        onboarded,
+        [place for each in filled for place in _places(each)],
+        converted=len(alike) == len(parts) and not nested,
+        pushdown=pushdown,
+    )
     deep = onboarded.is_key or not found.escaped or onboarded.state is not None
     gaps = list(_gaps(onboarded.name, parts, looked, deep=deep))
     if onboarded.state is not None and len(alike) < len(parts):
@@ -329,7 +319,7 @@ def _unknown_with_ids(ids: Ids, onboarded: Onboarded, looked: Mapping[str, Looke
 def _ids_in(ids: Ids, onboarded: Onboarded, kind: str, name: str, places: Sequence[str]) -> tuple[str, int] | None:
     """Returns a file that has ids in a column, and their number there."""
     type_ = scalar_type(comparable_type(onboarded.type))
-    frame = _whole(by_path(ids.session, kind, places, (Column(name, "string"),) if kind == "json" else ()))
+    frame = whole(by_path(ids.session, kind, places, (Column(name, "string"),) if kind == "json" else ()))
     column = quoted_name(*onboarded.in_files[: -len(onboarded.field)], name)
     value = f"try_cast(CAST({column} AS STRING) AS {type_})"
     if onboarded.match:
@@ -341,7 +331,7 @@ def _ids_in(ids: Ids, onboarded: Onboarded, kind: str, name: str, places: Sequen
 
 def _places(looked: Looked) -> list[str]:
     """Returns what Spark reads of a location: the whole of it, or its directories but those that are not searched."""
-    left = [each for each in looked.directories if each not in looked.left_out]
+    left = set(looked.directories) - looked.left_out.keys()
     return [join(looked.location, each) for each in left] if looked.left_out else [looked.location]
 
 

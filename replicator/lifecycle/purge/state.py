@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -28,6 +28,7 @@ from cmroot.pins import iso
 from cmroot.store.listing import FileState
 from cmroot.store.place import Place, join
 from replicator.errors import UsageError
+from replicator.lifecycle.purge.options import PurgeGap
 
 VERSION = 1
 PURGE = "purge"
@@ -115,6 +116,47 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "checksum": checksum,
             "checksum_after": after,
         }
+
+
+@dataclass
+class TableDone:
+    """The result for one table. partitions: all of the table; swapped, failed: of those with matching rows; dropped:
+    of the swapped ones, those whose value is an id. error: why the table was not searched; gaps: unsearched parts."""
+
+    table: str
+    partitions: int = 0
+    swapped: int = 0
+    failed: int = 0
+    dropped: int = 0
+    rows_erased: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+    files_rewritten: int = 0
+    files_carried: int = 0
+    files_proved: int = 0
+    bytes_rewritten: int = 0
+    error: str = ""
+    units: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[PurgeGap] = field(default_factory=list)
+
+    def add(self, units: Iterable[Unit]) -> None:
+        """Adds partitions that require no further attempt."""
+        for unit in units:
+            self.units.append(msgspec.to_builtins(unit))
+            if unit.state != "DONE":
+                self.failed += 1
+                continue
+            self.swapped += 1
+            self.rows_erased += unit.matched
+            self.rows_before += unit.rows
+            self.rows_after += unit.rows_after
+            if unit.dropped:
+                self.gaps = [gap for gap in self.gaps if gap.table != unit.name]
+                self.dropped += 1
+                continue
+            self.files_rewritten += unit.rewritten
+            self.files_carried += unit.files - unit.rewritten
+            self.bytes_rewritten += unit.bytes
 
 
 class Counted(msgspec.Struct, frozen=True):

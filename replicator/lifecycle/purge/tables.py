@@ -5,10 +5,9 @@ Batches of partitions pass through the states of `state`. One that changed concu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -39,7 +38,7 @@ from replicator.lifecycle.purge.replacing import figured, lacking_of, replace_pa
 from replicator.lifecycle.purge.rewrite.formats import format_of_files
 from replicator.lifecycle.purge.searching import Search, searched
 from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
-from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
+from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, TableDone, Unit
 from replicator.lifecycle.purge.swapping import Staged, Staging, drop_column_statistics, settle_counts, stage
 from replicator.lifecycle.purge.table_files import (
     Part,
@@ -53,6 +52,8 @@ from replicator.lifecycle.purge.transactional import (
     COMPACTED,
     COMPACTS,
     compacting,
+    is_compacted_since,
+    table_in_spark,
     unsearched,
     with_write_ids,
     without,
@@ -63,47 +64,6 @@ from replicator.metastore.client import Metastore
 
 BATCH = 100
 """The number of partitions that are written, compared and swapped together."""
-
-
-@dataclass
-class TableDone:
-    """The result for one table. partitions: all of the table; swapped, failed: of those with matching rows; dropped:
-    of the swapped ones, those whose value is an id. error: why the table was not searched; gaps: unsearched parts."""
-
-    table: str
-    partitions: int = 0
-    swapped: int = 0
-    failed: int = 0
-    dropped: int = 0
-    rows_erased: int = 0
-    rows_before: int = 0
-    rows_after: int = 0
-    files_rewritten: int = 0
-    files_carried: int = 0
-    files_proved: int = 0
-    bytes_rewritten: int = 0
-    error: str = ""
-    units: list[dict[str, Any]] = field(default_factory=list)
-    gaps: list[PurgeGap] = field(default_factory=list)
-
-    def add(self, units: Iterable[Unit]) -> None:
-        """Adds partitions that require no further attempt."""
-        for unit in units:
-            self.units.append(msgspec.to_builtins(unit))
-            if unit.state != "DONE":
-                self.failed += 1
-                continue
-            self.swapped += 1
-            self.rows_erased += unit.matched
-            self.rows_before += unit.rows
-            self.rows_after += unit.rows_after
-            if unit.dropped:
-                self.gaps = [gap for gap in self.gaps if gap.table != unit.name]
-                self.dropped += 1
-                continue
-            self.files_rewritten += unit.rewritten
-            self.files_carried += unit.files - unit.rewritten
-            self.bytes_rewritten += unit.bytes
 
 
 @dataclass(frozen=True)
@@ -396,12 +356,12 @@ class TableWork:
             if proved.error:
                 ended.append(by_name[name].at("SKIPPED", self.remover.clock, reason=proved.error))
                 del going[name]
-        for name in going:
-            by_name[name] = by_name[name].at("VERIFIED", self.remover.clock, reason=lacking_of(staged[name]))
-        self.directory.write_units(by_name[name] for name in going)
         for name in compacting(self.metastore, onboarded) & going.keys():
             changed[name] = COMPACTS
             del going[name]
+        for name in going:
+            by_name[name] = by_name[name].at("VERIFIED", self.remover.clock, reason=lacking_of(staged[name]))
+        self.directory.write_units(by_name[name] for name in going)
         swaps = replace_parts(
             self.metastore,
             onboarded.table,
@@ -414,8 +374,11 @@ class TableWork:
         changed |= swaps.changed
         self.directory.write_units(swaps.units)
         drop_column_statistics(self.metastore, onboarded.table, [unit.partition for unit in swaps.units])
-        late = compacting(self.metastore, onboarded) if going else ()
-        done.gaps += [PurgeGap(f"{onboarded.name}/{name}".rstrip("/"), COMPACTED) for name in late if name in going]
+        late = compacting(self.metastore, onboarded) & going.keys()
+        for name, each in going.items() if onboarded.state else ():
+            if is_compacted_since(each.staging.look, look_at(each.staging.part.location)):
+                late |= {name}
+        done.gaps += [PurgeGap(f"{onboarded.name}/{name}".rstrip("/"), COMPACTED) for name in sorted(late)]
         for unit in swaps.units:
             whole = unit.matched == by_name[unit.partition].matched
             ended.append(unit.at("DONE" if whole else "EXHAUSTED", self.remover.clock))
@@ -477,4 +440,4 @@ class TableWork:
 
 
 def _searched_column(onboarded: Onboarded) -> Searched:
-    return Searched(searching.table_in_spark(onboarded), searching.key_column(onboarded), onboarded.type)
+    return Searched(table_in_spark(onboarded.table), searching.key_column(onboarded), onboarded.type)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import xxhash
 
 from cmroot.store.acid import State, parse
 from replicator.core.model import Column, Table
@@ -105,12 +106,30 @@ def columns_with(table: Table, path: Sequence[str], type_: str) -> tuple[Column,
     return file_columns(table, [Column(path[0], type_)])
 
 
+def whole(frame: Any) -> Any:
+    """Returns the rows of files with row ids; any other frame as it is."""
+    return frame.where(WITH_ALL) if tuple(frame.columns) == COLUMNS else frame
+
+
+def table_in_spark(table: Table) -> str:
+    """Returns the name by which SQL reads a table; of a transactional one that of a view, which its search makes."""
+    if not is_transactional(table):
+        return quoted_name(table.db, table.name)
+    return quoted_name(f"replicator_purge_{xxhash.xxh3_64_hexdigest(f'{table.db}.{table.name}'.encode())}")
+
+
 def compacting(metastore: Any, onboarded: Onboarded) -> frozenset[str]:
     """Returns the partitions of a transactional table that a compactor has begun, or is to begin, to rewrite; "" is an
     unpartitioned table."""
     if onboarded.state is None:
         return frozenset()
     return frozenset(metastore.compacting(onboarded.table.db, onboarded.table.name))
+
+
+def is_compacted_since(before: Look, now: Look) -> bool:
+    """Returns True if a directory of several write ids is new, as compactors make them."""
+    tops = [{each.path_relative.partition("/")[0] for each in look.files} for look in (before, now)]
+    return any(made.is_wide for made in map(parse, tops[1] - tops[0]) if made)
 
 
 def is_note(name: str, size: int) -> bool:

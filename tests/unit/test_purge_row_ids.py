@@ -1,0 +1,74 @@
+"""Files of transactional tables that a purge rewrites: what they say about the ids of their rows."""
+
+from __future__ import annotations
+
+import io
+import random
+from contextlib import nullcontext
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import orc
+
+from cmroot.store.blocks import Unsupported
+from cmroot.store.place import Place
+from replicator.lifecycle.purge.rewrite import orc_footer
+from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc
+from replicator.lifecycle.purge.rewrite.orc_footer import BYTES, KEYS, Pieces, dict_of, read_message, read_tail
+from replicator.lifecycle.purge.transactional import COLUMNS
+
+ROWS = 150_000
+ACID = {b"hive.acid.key.index": b"1,536870912,9;", b"hive.acid.stats": b"150000,0,0", b"hive.acid.version": b"2"}
+
+
+def a_file(keys: dict[bytes, bytes]) -> Pieces:
+    """Rows of Hive with ids, the keys of the footer included."""
+    chance = random.Random(1)
+    row = pa.StructArray.from_arrays(
+        [pa.array(range(ROWS), pa.int32()), pa.array([chance.random() for _ in range(ROWS)])], ["id", "value"]
+    )
+    numbers = pa.array(range(ROWS), pa.int64())
+    ones = pa.array([1] * ROWS, pa.int64())
+    operation, bucket = pa.array([0] * ROWS, pa.int32()), pa.array([536870912] * ROWS, pa.int32())
+    table = pa.Table.from_arrays([operation, ones, bucket, numbers, ones, row], list(COLUMNS))
+    written = io.BytesIO()
+    with orc.ORCWriter(written, stripe_size=1 << 18, batch_size=1024) as writer:
+        writer.write(table)
+    tail = read_tail(written)
+    said = [(KEYS, BYTES, orc_footer.write_message([(1, BYTES, key), (2, BYTES, keys[key])])) for key in keys]
+    end = orc_footer.as_end([*tail.footer, *said], tail.postscript)
+    return Pieces(written, [(0, tail.start), end])
+
+
+def keys_of(path: Path) -> dict[bytes, bytes]:
+    with path.open("rb") as file:
+        messages = [dict_of(read_message(each)) for each in orc_footer.all_of(read_tail(file).footer, KEYS)]
+    return {each[1]: each[2] for each in messages}
+
+
+def test_the_index_names_the_last_row_of_each_stripe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SmallStripes(orc.ORCWriter):  # type: ignore[misc]
+        def __init__(self, where: object, **options: object) -> None:
+            super().__init__(where, **options | {"stripe_size": 1 << 18})
+
+    monkeypatch.setattr(orc, "ORCWriter", SmallStripes)
+    target = tmp_path / "bucket_00000"
+    gone = pa.array(range(0, ROWS, 2), pa.int32())
+    with Place(str(target)).open_write(durable=False) as out:
+        rows, left_out = rewrite_orc(a_file(ACID), nullcontext(out), ("row", "id"), gone)
+    assert (rows, left_out.total()) == (ROWS, ROWS // 2)
+    file, keys = orc.ORCFile(str(target)), keys_of(target)
+    assert file.nstripes > 2
+    last = [file.read_stripe(each).column("rowId")[-1].as_py() for each in range(file.nstripes)]
+    assert last[-1] == ROWS - 1
+    assert keys[b"hive.acid.key.index"].decode() == "".join(f"1,536870912,{each};" for each in last)
+    assert keys[b"hive.acid.stats"] == b"75000,0,0"
+    assert keys[b"hive.acid.version"] == b"2"
+
+
+def test_keys_of_a_later_hive_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="transactional"), Place(str(tmp_path / "b")).open_write(durable=False) as out:
+        rewrite_orc(
+            a_file({**ACID, b"hive.acid.later": b"1"}), nullcontext(out), ("row", "id"), pa.array([1], pa.int32())
+        )
