@@ -117,6 +117,16 @@ NEW_STRUCTS: dict[str, Rows] = {
         9: "string processorIdentifier",
     },
     "AlterTableResponse": {},
+    "AlterPartitionsRequest": {
+        1: "string catName",
+        2: "string dbName",
+        3: "string tableName",
+        4: "list<Partition> partitions",
+        5: "EnvironmentContext environmentContext",
+        6: "i64 writeId",
+        7: "string validWriteIdList",
+    },
+    "AlterPartitionsResponse": {},
 }
 
 # Fields added to structs of hmsclient since 2.3.
@@ -183,7 +193,7 @@ NEW_FIELDS: dict[str, Rows] = {
     "TableStatsResult": {2: "bool isStatsCompliant"},
     "PartitionsStatsRequest": {5: "string catName", 7: "string engine"},
     "PartitionsStatsResult": {2: "bool isStatsCompliant"},
-    "SetPartitionsStatsRequest": {5: "string engine"},
+    "SetPartitionsStatsRequest": {3: "i64 writeId", 4: "string validWriteIdList", 5: "string engine"},
     "SQLPrimaryKey": {9: "string catName"},
     "SQLForeignKey": {15: "string catName"},
     "PrimaryKeysRequest": {3: "string catName"},
@@ -281,5 +291,9 @@ METHODS: dict[str, tuple[Rows, Rows]] = {
     "alter_table_req": (
         {1: "AlterTableRequest req"},
         {0: "AlterTableResponse success", 1: "InvalidOperationException o1", 2: "MetaException o2"},
+    ),
+    "alter_partitions_req": (
+        {1: "AlterPartitionsRequest req"},
+        {0: "AlterPartitionsResponse success", 1: "InvalidOperationException o1", 2: "MetaException o2"},
     ),
 }

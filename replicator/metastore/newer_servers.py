@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
@@ -28,8 +29,10 @@ from replicator.errors import MetastoreError, ObjectNotFound, Refused
 from replicator.metastore import requests
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.metastore.connection import NO_LIMIT, Connections
+from replicator.metastore.constraints import Name
 from replicator.metastore.fields import method, qualified
 from replicator.metastore.requests import CATALOG, Send
+from replicator.metastore.transactions import OF_WRITERS, without_values
 
 # ---- catalogs --------------------------------------------------------------------------------------------------------
 
@@ -281,6 +284,7 @@ class _WatchingCompact(_Watching, TCompactProtocol):  # type: ignore[misc]
 
 
 Columns = tuple[ColumnStatistic, ...]
+V = TypeVar("V", Table, Partition)
 
 
 def of_table(db: str, table: str, columns: Sequence[str], engine: str) -> Send:
@@ -295,23 +299,26 @@ def of_partitions(db: str, table: str, columns: Sequence[str], names: Sequence[s
     return lambda client: client.get_partitions_statistics_req(request)
 
 
-def set_of_table(statistics: Statistics, engine: str) -> Send:
-    struct = requests.statistics_to_thrift(statistics, engine)
-    return lambda client: client.update_table_column_statistics(struct)
+def set_of_table(struct: Any) -> Send:
+    return methodcaller("update_table_column_statistics", struct)
 
 
-def set_of_partitions(statistics: Sequence[Statistics], engine: str) -> Send:
+def set_of_partitions(structs: Sequence[Any], engine: str) -> Send:
     """Sets statistics of partitions of one table: the server takes the table from the first."""
-    items = [requests.statistics_to_thrift(item, engine) for item in statistics]
-    request = ttypes.SetPartitionsStatsRequest(colStats=items, needMerge=False)
+    request = ttypes.SetPartitionsStatsRequest(colStats=list(structs), needMerge=False)
     request.engine = engine
-    return lambda client: client.set_aggr_stats_for(request)
+    return methodcaller("set_aggr_stats_for", request)
 
 
 def drop(db: str, table: str, partition: str, column: str, engine: str | None) -> Send:
     if partition:
         return method("delete_partition_column_statistics", db, table, partition, column, engine)
     return method("delete_table_column_statistics", db, table, column, engine)
+
+
+def _inexact(thing: V) -> V:
+    kept = {key: value for key, value in thing.parameters.items() if key != "COLUMN_STATS_ACCURATE"}
+    return msgspec.structs.replace(thing, parameters=kept)
 
 
 class StatisticsCalls:
@@ -327,6 +334,16 @@ class StatisticsCalls:
         def _of_table(self, db: str, table: str, what: str, send: Send) -> Any: ...
 
         def _change(self, what: str, send: Send) -> None: ...
+
+        def table(self, db: str, name: str) -> Table: ...
+
+        def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]: ...
+
+        def alter_table(self, db: str, name: str, table: Table) -> None: ...
+
+        def alter_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None: ...
+
+        def _change_as_writer(self, what: str, name: Name, send: Send, stated: Callable[[Any], Send]) -> None: ...
 
     @cached_property
     def _engines(self) -> tuple[str, ...]:
@@ -364,7 +381,9 @@ class StatisticsCalls:
         what = f"set statistics of {statistics.db}.{statistics.table}"
         for engine, columns in statistics.by_engine().items():
             if columns:
-                self._change(what, set_of_table(statistics, engine))
+                name, structs = (statistics.db, statistics.table), [requests.statistics_to_thrift(statistics, engine)]
+                stated = methodcaller("set_statistics", structs, engine)
+                self._change_as_writer(what, name, set_of_table(structs[0]), stated)
 
     def set_partition_statistics(self, statistics: Sequence[Statistics]) -> None:
         by_table = defaultdict(list)
@@ -375,7 +394,9 @@ class StatisticsCalls:
         for (db, table, engine), items in by_table.items():
             for batch in batched(items, PARTITION_BATCH):
                 what = f"set statistics of {count_text(len(batch), 'partition')} of {db}.{table}"
-                self._change(what, set_of_partitions(batch, engine))
+                structs = [requests.statistics_to_thrift(item, engine) for item in batch]
+                stated = methodcaller("set_statistics", structs, engine)
+                self._change_as_writer(what, (db, table), set_of_partitions(structs, engine), stated)
 
     def drop_statistics(self, db: str, table: str, partition: str, column: str, engine: str | None) -> None:
         what = f"drop statistics of {db}.{table} {partition} {column}".replace("  ", " ")
@@ -384,4 +405,27 @@ class StatisticsCalls:
             engines = (*self._engines, None)  # 4.0 fails to drop those of several engines in one call
         for each in engines:
             with suppress(ObjectNotFound):  # there were none
-                self._change(what, drop(db, table, partition, column, each))
+                try:
+                    self._change(what, drop(db, table, partition, column, each))
+                except MetastoreError as error:
+                    if OF_WRITERS not in error.message:
+                        raise
+                    self._empty(what, db, table, partition, column)
+                    return
+
+    def _empty(self, what: str, db: str, table: str, partition: str, column: str) -> None:
+        """Sets statistics without values of the column, which are not called exact: the server deletes none."""
+        found = [self.table_statistics(db, table, [column])]
+        if partition:
+            found = [*self.partition_statistics(db, table, [column], [partition])]
+        for statistics in filter(None, found):
+            for engine, columns in statistics.by_engine().items():
+                structs = [without_values(requests.statistics_to_thrift(statistics, engine))] if columns else []
+                stated = methodcaller("set_statistics", structs, engine)
+                if structs:
+                    self._change_as_writer(what, (db, table), set_of_partitions(structs, engine), stated)
+        if partition:
+            for some in self.partitions(db, table, [partition]):
+                self.alter_partitions(db, table, [_inexact(each) for each in some])
+        else:
+            self.alter_table(db, table, _inexact(self.table(db, table)))

@@ -165,22 +165,26 @@ def _capabilities() -> Any:
 
 
 def create_table(table: Table) -> Send:
-    return methodcaller("create_table_with_environment_context", _table(table), _keep_statistics())
+    return methodcaller("create_table_with_environment_context", struct_of(table), _keep_statistics())
 
 
 def create_transactional(table: Table) -> Send:
     """Creates a table as Hive 4 requires it of transactional ones: by a client that states its capabilities."""
-    request = ttypes.CreateTableRequest(table=_table(table), envContext=_keep_statistics())
+    request = ttypes.CreateTableRequest(table=struct_of(table), envContext=_keep_statistics())
     request.processorCapabilities = ["HIVEFULLACIDWRITE", "HIVEMANAGEDINSERTWRITE"]
     request.processorIdentifier = "replicator"
     return method("create_table_req", request)
 
 
 def alter_table(db: str, name: str, table: Table, pointer: str = "") -> Send:
+    return methodcaller("alter_table_with_environment_context", db, name, struct_of(table), altering(pointer))
+
+
+def altering(pointer: str = "") -> Any:
     context = _keep_statistics()
     if pointer:  # HIVE-26882; servers without it ignore both
         context.properties |= {"expected_parameter_key": POINTER, "expected_parameter_value": pointer}
-    return methodcaller("alter_table_with_environment_context", db, name, _table(table), context)
+    return context
 
 
 def add_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send:
@@ -302,7 +306,7 @@ def next_events(after: int, limit: int, skip: Collection[str] = ()) -> Send:
     return methodcaller("get_next_notification", request)
 
 
-def _table(table: Table) -> Any:
+def struct_of(table: Table) -> Any:
     thrift = table_to_thrift(table)
     if table.kind == EXTERNAL:
         thrift.parameters["EXTERNAL"] = "TRUE"  # else the server makes it managed, and a drop deletes its data

@@ -258,7 +258,8 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls, T
         self._change(f"create table {table.db}.{table.name}", create(table))
 
     def alter_table(self, db: str, name: str, table: Table, pointer: str = "") -> None:
-        self._change(f"alter table {db}.{name}", requests.alter_table(db, name, table, pointer))
+        send = requests.alter_table(db, name, table, pointer)
+        self._change_as_writer(f"alter table {db}.{name}", (db, name), send, lambda w: w.alter_table(db, name, table))
 
     def drop_table(self, db: str, name: str, *, with_data: bool = False) -> None:
         self._change(f"drop table {db}.{name}", call("drop_table", db, name, with_data))
@@ -354,7 +355,8 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls, GrantCalls, T
     def alter_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
         if partitions:
             what = f"alter {count_text(len(partitions), 'partition')} of {db}.{table}"
-            self._change(what, requests.alter_partitions(db, table, partitions))
+            send = requests.alter_partitions(db, table, partitions)
+            self._change_as_writer(what, (db, table), send, lambda w: w.alter_partitions(db, table, partitions))
 
     def rename_partition(self, db: str, table: str, values: Sequence[str], partition: Partition) -> None:
         thrift = convert.partition_to_thrift(db, table, partition)

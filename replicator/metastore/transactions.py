@@ -7,7 +7,9 @@ opening, allocating and ending it twice does nothing more. Source: Hive's TxnHan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import methodcaller as call
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,8 +17,10 @@ import xxhash
 from hmsclient.genthrift.hive_metastore import ttypes
 
 from replicator.core.grouping import batched
-from replicator.core.model import WriteIds
+from replicator.core.model import Partition, Table, WriteIds
 from replicator.core.not_replicated import NO_TRANSACTIONS, NO_WRITE_IDS
+from replicator.errors import MetastoreError
+from replicator.metastore import requests
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import is_since_3
 from replicator.metastore.constraints import Name
@@ -94,6 +98,83 @@ def snapshot_of(answer: Any) -> str:
     return f"{answer.txn_high_water_mark}:{first}:{','.join(map(str, open_))}:{','.join(map(str, aborted))}"
 
 
+# ---- statistics ------------------------------------------------------------------------------------------------------
+# A server of Hive 4 takes statistics of a transactional table from the writer of a write id only, and deletes none.
+
+
+OF_WRITERS = "for a transactional table"  # its answer to any other client
+_DAYS = -719_162, 2_932_896  # of the years 1 and 9999, from 1970
+_MOST = 10**38 - 1  # of a decimal
+
+
+def _decimal(number: int) -> Any:
+    return ttypes.Decimal(unscaled=number.to_bytes(17, "big", signed=True), scale=0)
+
+
+def _timestamp(day: int) -> Any:
+    return ttypes.Timestamp(secondsSinceEpoch=day * 86_400)
+
+
+_BOUNDS: dict[str, tuple[Any, Any]] = {
+    "LongColumnStatsData": (-(2**63), 2**63 - 1),
+    "DoubleColumnStatsData": (-sys.float_info.max, sys.float_info.max),
+    "DecimalColumnStatsData": (_decimal(-_MOST), _decimal(_MOST)),
+    "DateColumnStatsData": (ttypes.Date(_DAYS[0]), ttypes.Date(_DAYS[1])),
+    "TimestampColumnStatsData": (_timestamp(_DAYS[0]), _timestamp(_DAYS[1])),
+}
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A write id that is committed, and all that a reader then sees of the table, as Hive's ValidWriteIdList."""
+
+    id: int
+    valid: str
+
+    @classmethod
+    def newest(cls, name: Name, ids: WriteIds) -> Writer:
+        """Returns the newest; of a table that nobody has written to, the first one that a writer will have."""
+        invalid = {*ids.open, *ids.aborted}
+        newest = next((each for each in range(ids.high, 0, -1) if each not in invalid), 1)
+        lists = (str(min(ids.open, default=NO_LIMIT)), *(",".join(map(str, some)) for some in (ids.open, ids.aborted)))
+        return cls(newest, ":".join((".".join(name), str(max(ids.high, newest)), *lists)))
+
+    def alter_table(self, db: str, name: str, table: Table) -> Send:
+        struct = requests.struct_of(table)
+        struct.writeId = self.id
+        return method("alter_table_req", ttypes.AlterTableRequest(table=struct, **self._about(db, name)))
+
+    def alter_partitions(self, db: str, name: str, partitions: Sequence[Partition]) -> Send:
+        structs = [requests.partition_to_thrift(db, name, each) for each in partitions]
+        for each in structs:
+            each.writeId = self.id
+        request = ttypes.AlterPartitionsRequest(partitions=structs, **self._about(db, name))
+        return method("alter_partitions_req", request)
+
+    def _about(self, db: str, name: str) -> dict[str, Any]:
+        stated = {"writeId": self.id, "validWriteIdList": self.valid, "environmentContext": requests.altering()}
+        return {"dbName": db, "tableName": name, **stated}
+
+    def set_statistics(self, structs: Sequence[Any], engine: str) -> Send:
+        """Sets those of one table, or of partitions of one."""
+        request = ttypes.SetPartitionsStatsRequest(colStats=list(structs), needMerge=False)
+        request.engine, request.writeId, request.validWriteIdList = engine, self.id, self.valid
+        return call("set_aggr_stats_for", request)
+
+
+def without_values(statistics: Any) -> Any:
+    """Returns ColumnStatistics with bounds that hold for any values, and without sketches: a server keeps what is not
+    set."""
+    for data in (each.statsData for each in statistics.statsObj):
+        for kind in (kind for kind in vars(data).values() if kind is not None):
+            given, bounds = vars(kind), _BOUNDS.get(type(kind).__name__)
+            for name in [name for name in ("bitVectors", "histogram") if given.get(name)]:
+                setattr(kind, name, b"")
+            if bounds and given.get("lowValue") is not None:
+                kind.lowValue, kind.highValue = bounds
+    return statistics
+
+
 class TransactionCalls:
     """The part of a metastore's client for transactions; see `client`."""
 
@@ -167,6 +248,15 @@ class TransactionCalls:
 
     def readers_open(self) -> frozenset[int]:
         return frozenset(each.id for each in self._open_now() if not _is_ours(each.user))
+
+    def _change_as_writer(self, what: str, name: Name, send: Send, stated: Callable[[Writer], Send]) -> None:
+        """Changes something; in the name of a writer if the server refuses it of another."""
+        try:
+            self._change(what, send)
+        except MetastoreError as error:
+            if OF_WRITERS not in error.message:
+                raise
+            self._change(what, stated(Writer.newest(name, self.write_ids([name], self.snapshot())[name])))
 
     def compacting(self, db: str, table: str) -> frozenset[str]:
         answer = self._read("compactions", call("show_compact", ttypes.ShowCompactRequest()))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from acid_tables import COMPACTING_4, INSERT_ONLY, AcidLab, acid_sides
 from command_line import command
@@ -558,9 +559,29 @@ def test_newer_servers_as_targets(newer: AcidLab) -> None:
     newer.is_equal()
     newer.end_open()
     newer.run("update {db}.t set name = 'changed' where id = 2")
+    newer.run("analyze table {db}.t compute statistics for columns")
+    newer.make("p", keys="partitioned by (day int)")
+    newer.run("insert into {db}.p partition (day = 7) values (1, 'n')")
     newer.compact("major")
     newer.replicate()
-    newer.is_equal()
+    newer.is_equal("t", "p")
+    newer.run("insert into {db}.p partition (day = 7) values (5, 'n')")
+    newer.run("update {db}.t set id = 7 where id = 2", "analyze table {db}.t compute statistics for columns id")
+    newer.replicate()
+    newer.is_equal("t", "p")
+    sides = [side.metastore.table_statistics(newer.name, "t", ["id", "name"]) for side in (newer.source, newer.target)]
+    assert sides[0] is not None and sides[0] == sides[1]
+
+    there, name = newer.target.metastore, newer.name
+    known = [msgspec.structs.replace(sides[0], table="p", partition="day=7")]
+    [[partition]] = there.partitions(name, "p", ["day=7"])
+    exact = partition.parameters | {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
+    there.alter_partitions(name, "p", [msgspec.structs.replace(partition, parameters=exact)])
+    there.set_partition_statistics(known)
+    assert there.partition_statistics(name, "p", ["id", "name"], ["day=7"]) == known
+    there.drop_statistics(name, "p", "day=7", "id", None)
+    [left] = there.partition_statistics(name, "p", ["id"], ["day=7"])
+    assert {"i64": 7} not in left.columns[0].data["2"]["rec"].values()
 
 
 @pytest.mark.parametrize("newer", ["4.0", "4.2"], indirect=True)
