@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from command_line import Answer, command
 from hive_metastore import ttypes
@@ -94,9 +95,9 @@ class AcidLab(Lab):
         return sorted(int(row[0]) for row in self.shown(name, "id"))
 
     def directories(self, name: str = "t", *, replica: bool = False) -> list[str]:
-        home = self.target.home if replica else self.source.home
-        home = home.parent / f"{self.side}{home.suffix}"
-        return sorted(path.name for path in (home / name).iterdir() if path.name[0] not in "._")
+        side = self.target if replica else self.source
+        place = urlsplit(str(side.metastore.table(self.side, name).location)).path
+        return sorted(path.name for path in Path(place).iterdir() if path.name[0] not in "._")
 
     def compact(self, kind: str, name: str = "t") -> None:
         """Waits until the source's metastore has compacted a table, and removed the old directories."""

@@ -1,0 +1,140 @@
+"""Odd ways to replicate Iceberg and transactional tables: two policies for one table, and replicas at the source's own
+paths, on another store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from acid_tables import AcidLab, acid_sides
+from command_line import command
+from engines import local_runtime
+from hive_sql import HiveSql
+from iceberg_tables import catalog, expire, make, rows, shown
+from pool import Pool
+
+from replicator.core.connections import MetastoreConfig
+from replicator.core.policy import parse_policy
+from replicator.errors import ConfigError, Refused
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+from replicator.policies.direction import Sides
+from replicator.policies.run import SyncRun, sync_once
+from replicator.policies.steps import SyncSettings
+
+AcidSides = tuple[Running, Running, HiveSql, HiveSql]
+
+
+@pytest.fixture(scope="module")
+def sides(pool: Pool) -> Iterator[AcidSides]:
+    with acid_sides(pool) as found:
+        yield found
+
+
+@pytest.fixture
+def acid(sides: AcidSides, tmp_path: Path) -> AcidLab:
+    """A policy whose database has a transactional table `t`, an Iceberg table `i` and a plain one `p`."""
+    made = AcidLab(*sides, tmp_path).of_policy()
+    made.make()
+    made.insert(1, 2)
+    make(made, "i", db="a").append(rows(1, 2))
+    made.db("a").table("p", {"f": "1"})
+    return made
+
+
+# ---- two policies of one table --------------------------------------------------------------------------------------
+
+
+class Other:
+    """Another policy that replicates a lab's tables. reads: Hive on its target."""
+
+    def __init__(self, lab: AcidLab, name: str, reads: HiveSql, **keys: object) -> None:
+        self.policy = parse_policy(f"{lab.name}-{name}", {**lab.keys, **keys}, MetastoreConfig)
+        self._lab, self._reads = lab, reads
+        self.replica = self.policy.target_name(lab.side)
+        self.target = connect(self.policy.target)
+
+    def sync(self, others: Sequence[Other] = ()) -> SyncRun:
+        each = Sides(self.policy, self._lab.source.metastore, self.target, local_runtime())
+        return sync_once(replace(each, others=[other.policy for other in others]), SyncSettings())
+
+    def shows(self) -> tuple[list[list[str]], list[int]]:
+        """The rows of the transactional table with their ids, and those of the Iceberg table."""
+        iceberg = catalog(self.policy.target).load_table(f"{self.replica}.i")
+        return self._reads(f"select row__id, * from {self.replica}.t"), shown(iceberg)
+
+    def verified(self) -> int:
+        sides = ["--source", self._lab.source_uri, "--target", self.policy.target, "--db", self._lab.side]
+        renamed = ["--rename-db", f"{self._lab.side}={self.replica}"] if self.replica != self._lab.side else []
+        return command("verify", *sides, *renamed, "--engine", "local").code
+
+
+def of_source(lab: AcidLab) -> tuple[list[list[str]], list[int]]:
+    return lab.rows(), shown(catalog(lab.source_uri).load_table(f"{lab.side}.i"))
+
+
+def test_policies_of_one_table_have_replicas_of_their_own(
+    acid: AcidLab, sides: AcidSides, hives: Callable[..., Running]
+) -> None:
+    """Two of one root, with two names on one server, and one of another root and server. A run of one does not take
+    from the others what the source has removed."""
+    third = hives("3.1", "middle")
+    east = acid.here / "east"
+    with HiveSql(third.uri, Path(third.warehouse)) as there:
+        west = Other(acid, "west", sides[3])
+        copy = Other(acid, "copy", sides[3], rename_db={acid.side: f"copy_of_{acid.side}"})
+        keys = {"cmroot": acid.here / "root", "target_cmroot": east / "root", "warehouse": east, "dumps": acid.here / "d"}
+        away = Other(acid, "away", there, target=third.uri, **{key: str(place) for key, place in keys.items()})
+        all_ = (west, copy, away)
+        for each in all_:
+            assert each.sync(all_).status == "synced"
+            assert each.shows() == of_source(acid)
+        before = of_source(acid)
+        acid.run("delete from {db}.t where id = 1")
+        acid.rolled_back("insert into {db}.t values (90, 'aborted')")
+        acid.insert(3)
+        acid.compact("major")
+        table = catalog(acid.source_uri).load_table(f"{acid.side}.i")
+        table.overwrite(rows(3))
+        expire(table.refresh())
+        assert west.sync(all_).status == "synced"
+        now = of_source(acid)
+        assert [each.shows() for each in all_] == [now, before, before]
+        acid.insert(4)
+        for each in (away, copy, west):
+            assert each.sync(all_).status == "synced"
+            assert (each.shows(), each.verified()) == (of_source(acid), 0)
+        now = of_source(acid)
+        acid.run("drop table {db}.t")
+        catalog(acid.source_uri).drop_table(f"{acid.side}.i")
+        for number, each in enumerate(all_):
+            assert each.sync(all_).status == "synced"
+            assert each.target.table_names(each.replica) == ["p"]
+            assert [other.shows() for other in all_[number + 1 :]] == [now] * (2 - number)
+
+
+@contextmanager
+def unchanged(lab: AcidLab) -> Iterator[None]:
+    """Nothing of the replica changes."""
+    before = lab.replica("a").everything()
+    yield
+    assert lab.replica("a").everything() == before
+
+
+def test_a_second_policy_for_one_replica_is_refused_and_changes_nothing(acid: AcidLab, sides: AcidSides) -> None:
+    first = Other(acid, "first", sides[3])
+    rival = Other(acid, "rival", sides[3], cmroot=str(acid.here / "root"), dumps=str(acid.here / "rivals"))
+    assert first.sync().status == "synced"
+    acid.insert(3)
+    catalog(acid.source_uri).load_table(f"{acid.side}.i").append(rows(3))
+    with unchanged(acid):
+        for each, other in ((rival, first), (first, rival)):
+            with pytest.raises(ConfigError, match=first.policy.name):
+                each.sync([other])
+        with pytest.raises(Refused, match="replicates another source"):  # of another configuration
+            rival.sync()
+    assert first.sync().status == "synced"
+    assert (first.shows(), first.verified()) == (of_source(acid), 0)
