@@ -25,7 +25,7 @@ from replicator.core.not_replicated import (
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.metastore.events.scope import Patterns
-from replicator.replay.placement import Placement
+from replicator.replay.placement import Placement, is_same_directory
 from replicator.replay.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.replica import LEFT_OUT, has_sources_data, replica_database, replica_function, replica_table
 from replicator.replay.server_rules import (
@@ -65,7 +65,7 @@ def refuse_table(plan: Plan, there: Table) -> None:
 def refuse_source_location(plan: Plan, source: Table, final: Table) -> None:
     if plan.exact:
         return
-    if source.location and final.location and relative(final.location, source.location) == "":
+    if source.location and final.location and is_same_directory(final.location, source.location):
         raise Refused(
             f"table {final.db}.{final.name} would be stored at the source's own location {source.location}",
             hint="give another warehouse with --warehouse, or map the location with --map-location",

@@ -19,12 +19,22 @@ from cmroot.errors import StorageUnreachable, UnknownPlace
 from cmroot.names import HINT, is_below
 from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import SCHEMES
-from cmroot.store.place import folded, is_local, join, located, normal, relative, scheme, tidied
+from cmroot.store.place import folded, is_local, join, located, normal, relative, resolved, scheme, tidied
 from replicator.core.model import Function, Partition, Storage, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_file
 from replicator.core.roles import Role, RoleMark
-from replicator.errors import FormatError, Refused
+from replicator.errors import Error, FormatError, Refused
 from replicator.replay.server_rules import LACKING
+
+
+def is_same_directory(one: str, other: str) -> bool:
+    """Returns True for two paths of one directory, also by symbolic links; paths that this host cannot resolve are
+    compared as text."""
+    if relative(one, other) == "":
+        return True
+    with contextlib.suppress(Error):
+        return is_local(one) and is_local(other) and resolved(one) == resolved(other)
+    return False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from replicator.core.roles import RoleMark, after_restore, mark_of, may_load_int
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.placement import Placement, is_published
+from replicator.replay.placement import Placement, is_published, is_same_directory
 from replicator.replay.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE
 
 
@@ -223,7 +223,7 @@ def _refuse_role(metadata: DumpMetadata, source_name: str, name: str, there: Tar
 
 def _refuse_source(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
     location = metadata.locations.get(source_name)
-    if location and there.database and there.database.location and relative(there.database.location, location) == "":
+    if location and there.database and there.database.location and is_same_directory(there.database.location, location):
         raise Refused(
             f"the target's database {there.database.name} is at the source's location {location}: it is the source",
             hint="give another metastore with --target, or another database with --rename-db",

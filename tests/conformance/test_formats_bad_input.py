@@ -3,17 +3,20 @@ paths, on another store."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from acid_tables import AcidLab, acid_sides
 from command_line import command
 from engines import local_runtime
 from hive_sql import HiveSql
-from iceberg_tables import catalog, expire, make, rows, shown
+from iceberg_tables import catalog, data_file, delete_rows, expire, make, rows, shown, states
+from lab import Lab
 from pool import Pool
 
 from replicator.core.connections import MetastoreConfig
@@ -25,6 +28,7 @@ from replicator.policies.direction import Sides
 from replicator.policies.run import SyncRun, sync_once
 from replicator.policies.steps import SyncSettings
 
+AS_THEY_ARE = ("--formats", "as-they-are")
 AcidSides = tuple[Running, Running, HiveSql, HiveSql]
 
 
@@ -86,7 +90,12 @@ def test_policies_of_one_table_have_replicas_of_their_own(
     with HiveSql(third.uri, Path(third.warehouse)) as there:
         west = Other(acid, "west", sides[3])
         copy = Other(acid, "copy", sides[3], rename_db={acid.side: f"copy_of_{acid.side}"})
-        keys = {"cmroot": acid.here / "root", "target_cmroot": east / "root", "warehouse": east, "dumps": acid.here / "d"}
+        keys = {
+            "cmroot": acid.here / "root",
+            "target_cmroot": east / "root",
+            "warehouse": east,
+            "dumps": acid.here / "d",
+        }
         away = Other(acid, "away", there, target=third.uri, **{key: str(place) for key, place in keys.items()})
         all_ = (west, copy, away)
         for each in all_:
@@ -138,3 +147,30 @@ def test_a_second_policy_for_one_replica_is_refused_and_changes_nothing(acid: Ac
             rival.sync()
     assert first.sync().status == "synced"
     assert (first.shows(), first.verified()) == (of_source(acid), 0)
+
+
+# ---- paths of the source --------------------------------------------------------------------------------------------
+
+
+def test_a_load_at_the_sources_own_paths_is_refused_also_by_a_link(fixture: Lab) -> None:
+    """For tables of any format: a load would replace the source's metadata files by translated ones."""
+    make(fixture).append(rows(1, 2))
+    fixture.source.table("p", {"f": "1"})
+    assert fixture.dump("--with-data").code == 0
+    link, before = fixture.here / "link", fixture.source.everything()
+    link.symlink_to(fixture.source.home.parent)
+    options = [("--target-cmroot", str(fixture.here / "root"), *more) for more in ((), ("--overwrite",), AS_THEY_ARE)]
+    for warehouse in (fixture.source.home.parent, link):
+        fixture.warehouse = warehouse
+        for each in options:
+            refused = fixture.load(None, *each)
+            assert (refused.code, refused.error) == (6, "Refused") and "the source's own location" in refused.message
+            assert not fixture.target.exists()
+    own = msgspec.structs.replace(
+        fixture.source.metastore.database(fixture.name), location=f"file:{link}/{fixture.name}.db"
+    )
+    fixture.target.metastore.create_database(own)
+    for each in options:
+        refused = fixture.load(None, *each)
+        assert (refused.code, refused.error) == (6, "Refused") and "it is the source" in refused.message
+    assert fixture.source.everything() == before
