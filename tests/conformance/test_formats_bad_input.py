@@ -174,3 +174,31 @@ def test_a_load_at_the_sources_own_paths_is_refused_also_by_a_link(fixture: Lab)
         refused = fixture.load(None, *each)
         assert (refused.code, refused.error) == (6, "Refused") and "it is the source" in refused.message
     assert fixture.source.everything() == before
+
+
+def test_a_lost_site_is_restored_at_its_own_paths(acid: AcidLab) -> None:
+    """Metadata files name the same paths as before, so they remain as they were; the files are copies."""
+    acid.run("delete from {db}.t where id = 1")
+    acid.rolled_back("insert into {db}.t values (90, 'aborted')")
+    acid.insert(3)
+    table = catalog(acid.source_uri).load_table(f"{acid.side}.i")
+    first = data_file(table)
+    table.append(rows(3))
+    delete_rows(table, first, [0])
+    places = ("--cmroot", str(acid.cmroot), "--db", acid.side)
+    captured = command("capture", "--source", acid.source_uri, *places, "--engine", "local")
+    assert captured.code == 0, captured
+    wanted, event = (acid.rows(), states(table.refresh())), captured.output["through_event"]
+    home = acid.db("a").home
+    before = {path: path.read_bytes() for path in home.glob("i/**/*") if path.is_file()}
+    os.rename(home, f"{home}-away")
+    into = ("--into", acid.side, "--target", acid.target_uri, "--warehouse", str(home.parent))
+    restored = command("restore", *places, "--to", str(event), *into, "--engine", "local")
+    assert restored.code == 0, restored
+    own = catalog(acid.target_uri).load_table(f"{acid.side}.i")
+    assert (acid.shown(), states(own)) == wanted
+    assert {path: path.read_bytes() for path in home.glob("i/**/*") if path.is_file()} == before
+    assert {path.stat().st_nlink for path in home.rglob("*") if path.is_file()} == {1}
+    acid.run_there("insert into {db}.t values (4, 'of the new site')")
+    own.append(rows(4))
+    assert (acid.ids(), shown(own)) == ([2, 3, 4], [2, 3, 4])
