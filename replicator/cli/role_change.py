@@ -22,7 +22,7 @@ from replicator.core.text import duration_text
 from replicator.policies.drill_record import Asked, Drill, DrillPlan, ShownDrills
 from replicator.policies.role_changes.role_change import RoleChanged, StepReport
 from replicator.policies.roles import ShownRoles
-from replicator.policies.shadows import ShadowsSwept
+from replicator.policies.shadows import WENT, ShadowsSwept
 
 
 @click.command()
@@ -304,7 +304,7 @@ def drill(session: Session, /, as_json: bool, **given: Any) -> int:
 
     No data is copied: a shadow's tables are external, over the replica's own files, and have no constraints.
     Replication continues. The next drill removes the remains of a killed one. Exit code 3 if a query failed or its
-    answer differs from exact statistics.
+    answer differs from exact statistics, or if a table can have no shadow.
 
     \b
     Example:
@@ -327,7 +327,8 @@ def drill(session: Session, /, as_json: bool, **given: Any) -> int:
             emit(done, as_json, _drill_plan_lines(done))
             return 0
     emit(done, as_json, drill_lines(done))
-    return 0 if done.status == "done" and not (done.staying or done.not_replicated) else NOT_ALL_GOOD
+    unseen = [name for name, why in done.skipped.items() if why != WENT]
+    return 0 if done.status == "done" and not (done.staying or done.not_replicated or unseen) else NOT_ALL_GOOD
 
 
 def drill_lines(drill: Drill) -> Iterable[str]:

@@ -15,7 +15,17 @@ from acid_tables import AcidLab, acid_sides
 from command_line import command
 from engines import local_runtime
 from hive_sql import HiveSql
-from iceberg_tables import catalog, data_file, delete_rows, expire, make, rows, shown, states
+from iceberg_tables import (
+    catalog,
+    data_file,
+    delete_rows,
+    expire,
+    make,
+    replica,
+    rows,
+    shown,
+    states,
+)
 from lab import Lab
 from pool import Pool
 
@@ -42,11 +52,15 @@ def sides(pool: Pool) -> Iterator[AcidSides]:
 def acid(sides: AcidSides, tmp_path: Path) -> AcidLab:
     """A policy whose database has a transactional table `t`, an Iceberg table `i` and a plain one `p`."""
     made = AcidLab(*sides, tmp_path).of_policy()
-    made.make()
-    made.insert(1, 2)
-    make(made, "i", db="a").append(rows(1, 2))
-    made.db("a").table("p", {"f": "1"})
+    with_tables(made, "a")
     return made
+
+
+def with_tables(lab: AcidLab, db: str | None = None) -> None:
+    lab.make()
+    lab.insert(1, 2)
+    make(lab, "i", db=db).append(rows(1, 2))
+    (lab.db(db) if db else lab.source).table("p", {"f": "1"})
 
 
 # ---- two policies of one table --------------------------------------------------------------------------------------
@@ -202,3 +216,16 @@ def test_a_lost_site_is_restored_at_its_own_paths(acid: AcidLab) -> None:
     acid.run_there("insert into {db}.t values (4, 'of the new site')")
     own.append(rows(4))
     assert (acid.ids(), shown(own)) == ([2, 3, 4], [2, 3, 4])
+
+
+# ---- drills -------------------------------------------------------------------------------------------------------
+
+
+def test_a_drill_names_tables_of_other_formats_and_shows_the_rest(acid: AcidLab) -> None:
+    assert acid.sync().status == "synced"
+    before = acid.replica("a").everything()
+    done = command("--config", str(acid.config()), "drill", acid.policy.name, "--sample", "0")
+    skipped = {name.rpartition(".")[2]: why for name, why in done.output["skipped"].items()}
+    assert (done.code, done.output["tables"], sorted(skipped)) == (3, 1, ["i", "t"]), done
+    assert "a transactional table" in skipped["t"] and "an Iceberg table" in skipped["i"]
+    assert acid.replica("a").everything() == before
