@@ -218,7 +218,49 @@ def test_a_lost_site_is_restored_at_its_own_paths(acid: AcidLab) -> None:
     assert (acid.ids(), shown(own)) == ([2, 3, 4], [2, 3, 4])
 
 
-# ---- drills -------------------------------------------------------------------------------------------------------
+# ---- lost files -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def lost(path: Path) -> Iterator[None]:
+    """The bytes of a file are nowhere: the file in `$cmroot` is the same one."""
+    content, mode = path.read_bytes(), path.stat().st_mode
+    path.chmod(0o644)
+    path.write_bytes(b"X" * len(content))
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
+        path.chmod(mode)
+
+
+def test_a_lost_file_of_any_format_ends_a_load_before_readers_see_anything(sides: AcidSides, tmp_path: Path) -> None:
+    """As it does for plain tables: the next load brings all of them."""
+    lab = AcidLab(*sides, tmp_path)
+    lab.source.create()
+    with_tables(lab)
+    lab.replicate()
+    home = lab.source.home
+    writes: dict[str, Callable[[], object]] = {
+        "p/g": lambda: lab.source.write("p", {"g": "3"}),
+        "i/data/*.parquet": lambda: catalog(lab.source_uri).load_table(f"{lab.name}.i").append(rows(3)),
+        "i/metadata/*-m0.avro": lambda: catalog(lab.source_uri).load_table(f"{lab.name}.i").append(rows(4)),
+        "t/delta_*/bucket_*": lambda: lab.insert(3),
+    }
+    for pattern, write in writes.items():
+        known, before = set(home.glob(pattern)), lab.target.everything()["tables"]
+        write()
+        assert lab.dump(since=lab.last).code == 0
+        (file,) = set(home.glob(pattern)) - known
+        with lost(file):
+            loaded = lab.load()
+            assert (loaded.code, loaded.error) == (1, "FilesMissing") and file.name in loaded.message, loaded
+            assert lab.target.everything()["tables"] == before
+        if pattern.startswith("t"):
+            assert lab.ids() == [1, 2]
+        assert lab.load().code == 0
+    lab.is_equal()
+    assert (lab.ids(), shown(replica(lab, "i"))) == ([1, 2, 3], [1, 2, 3, 4])
 
 
 def test_a_drill_names_tables_of_other_formats_and_shows_the_rest(acid: AcidLab) -> None:
