@@ -205,14 +205,14 @@ class Inventory:
         )
         return dict(rows.fetchall())
 
-    def log_files(self, db: str, name: str, directory: str) -> list[tuple[str, KnownFile, str | None]]:
-        """Returns the files in a directory of a table: (path, known state, its problem; None: not yet examined)."""
+    def log_files(self, db: str, name: str, directory: str, own: str = "") -> list[tuple[str, KnownFile, str | None]]:
+        """Returns (path, state, problem; None: unknown) of a table's files that may have a problem, and of `own`."""
         rows = self._db.execute(
             "SELECT f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, l.problem"
             " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?"
             " LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = t.location"
-            " WHERE t.db = ? AND t.name = ?",
-            (f"{directory}/", f"{directory}0", db, name),
+            " WHERE t.db = ? AND t.name = ? AND (l.problem IS NULL OR l.problem <> '' OR f.path = ?)",
+            (f"{directory}/", f"{directory}0", db, name, own),
         )
         return [(row[0], KnownFile(*row[:7]), row[7]) for row in rows.fetchall()]
 

@@ -39,7 +39,6 @@ from replicator.core.not_replicated import (
     reason_of,
     view_pointer,
 )
-from replicator.metastore.events.facts import Name
 
 
 def left_out(
@@ -78,8 +77,10 @@ def gaps(manifest: Manifest, tables: dict[str, str]) -> list[NotReplicated]:
 
 def _delta_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
     """Yields why a Delta table is left out, for each file of its log that names files outside of the table."""
+    table = manifest.table(db, name)
+    location = (table.location if table else None) or ""
     for path, file, known in manifest.log_files(db, name, LOG):
-        if _problem(manifest, root, (db, name), path, file, known, _named_outside):
+        if _problem(manifest, root, location, path, file, known, _named_outside):
             yield OUTSIDE
 
 
@@ -103,7 +104,7 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
     if not own:
         yield f"{said}its metadata file {pointer} is outside of its location"
         return
-    files = {path: (file, known) for path, file, known in manifest.log_files(db, name, iceberg.DIRECTORY)}
+    files = {path: (file, known) for path, file, known in manifest.log_files(db, name, iceberg.DIRECTORY, own)}
     if not iceberg.in_tree(own):
         yield f"{said}its metadata file {pointer} is not in the directory {iceberg.DIRECTORY} of its location"
     elif own not in files:
@@ -111,7 +112,7 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
     for path, (file, known) in files.items():
         if path != own and (iceberg.is_metadata(path) or not iceberg.in_tree(path)):
             continue
-        if problem := _problem(manifest, root, (db, name), path, file, known, _not_translatable):
+        if problem := _problem(manifest, root, table.location, path, file, known, _not_translatable):
             yield said + problem
 
 
@@ -131,7 +132,7 @@ def _view_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterato
         yield f"{said}its metadata file {pointer} is outside of its location"
     elif (found := manifest.view_file(db, file.path, table.location)) is None:
         yield f"{said}its metadata file {pointer} was not found"
-    elif problem := _problem(manifest, root, (db, name), own or name_of(pointer), *found, _no_view):
+    elif problem := _problem(manifest, root, table.location, own or name_of(pointer), *found, _no_view):
         yield said + problem
 
 
@@ -188,7 +189,7 @@ _LOGS: dict[Format, Callable[[Manifest, str, str, str], Iterator[str]]] = {
 def _problem(
     manifest: Manifest,
     root: str,
-    name: Name,
+    location: str,
     path: str,
     file: KnownFile,
     known: str | None,
@@ -196,7 +197,6 @@ def _problem(
 ) -> str:
     """Returns why a file of a log makes a copy of its table no copy; empty if it does not, or if its bytes are gone.
     Each content is examined once at a location."""
-    location = (table.location if (table := manifest.table(*name)) else None) or ""
     if known is not None or file.checksum is None:
         return known or ""
     for open_file in _openings(join(location, path), file, root):
