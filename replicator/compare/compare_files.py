@@ -119,9 +119,9 @@ def _compare(
         here, renamed, left_out = as_on_replica(here, pair.source, pair.state)
         pair = replace(pair, renamed=renamed)
     source, target = _files(here), _files(there)
-    indexes = [path for path in source if may_name_places(path) and _is_index(path, source, target)]
+    indexes = dict.fromkeys(path for path in source if may_name_places(path) and _is_index(path, source, target))
     if pair.pointer:
-        indexes = [path for path in source if iceberg.in_tree(path) and path in target]
+        indexes = dict.fromkeys(path for path in source if iceberg.in_tree(path) and path in target)
     same = {path for path, state in source.items() if path in target and target[path].size == state.size}
     alike = [path for path in source if path in same and path not in indexes]
     part, parts = task.part
@@ -197,7 +197,7 @@ def _is_index(path: str, source: Mapping[str, FileState], target: Mapping[str, F
 
 
 def _compare_indexes(
-    pair: FilePair, source: Mapping[str, FileState], paths: Sequence[str], report: FilesCompared
+    pair: FilePair, source: Mapping[str, FileState], paths: Iterable[str], report: FilesCompared
 ) -> None:
     """Compares files of the target with translations of the source's, whatever the level: sizes differ, too."""
     homes = homes_of([(pair.source, pair.target), *pair.homes])
@@ -258,7 +258,7 @@ def names_whole_paths(location: str) -> bool:
 
 
 def _compare_trees(
-    pair: FilePair, paths: Sequence[str], target: Mapping[str, FileState], report: FilesCompared
+    pair: FilePair, paths: Iterable[str], target: Mapping[str, FileState], report: FilesCompared
 ) -> None:
     """Compares the metadata files, lists and manifests that both sides have, then reads the tree of the target's
     pointer: every file that it names is the table's, and has the recorded size."""
