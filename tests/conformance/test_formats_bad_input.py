@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,19 +17,24 @@ from command_line import command
 from engines import local_runtime
 from hive_sql import HiveSql
 from iceberg_tables import (
+    aged,
     catalog,
     data_file,
     delete_rows,
     expire,
     make,
     replica,
+    replicated,
     rows,
     shown,
     states,
+    verified,
 )
 from lab import Lab
 from pool import Pool
 
+from cmroot.store import iceberg
+from replicator.captures.manifest import Manifest
 from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.errors import ConfigError, Refused
@@ -271,3 +277,39 @@ def test_a_drill_names_tables_of_other_formats_and_shows_the_rest(acid: AcidLab)
     assert (done.code, done.output["tables"], sorted(skipped)) == (3, 1, ["i", "t"]), done
     assert "a transactional table" in skipped["t"] and "an Iceberg table" in skipped["i"]
     assert acid.replica("a").everything() == before
+
+
+# ---- age ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("snapshots", [100, 100_000])
+def test_a_commit_of_an_old_table_costs_what_is_new(
+    fixture: Lab, snapshots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table with many snapshots is replicated and compared; of a further one only new files are read."""
+    table = make(fixture)
+    for each in (rows(1, 2), rows(3)):
+        table.append(each)
+    aged(fixture, snapshots)
+    replicated(fixture)
+    aged(fixture, 1, like=0)
+    selected, translated = list[str](), list[str]()
+    log_files, translate = Manifest.log_files, iceberg.translated
+
+    def counted(*about: Any) -> list[Any]:
+        found = log_files(*about)
+        selected.extend(path for path, _, _ in found)
+        return found
+
+    def noted(path: str, *about: Any) -> bytes:
+        translated.append(path)
+        return translate(path, *about)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "log_files", counted)
+        patch.setattr(iceberg, "translated", noted)
+        replicated(fixture)
+    assert sorted(path.rpartition(".")[2] for path in translated) == ["avro", "json"]
+    assert len(set(selected)) == 5, selected  # the new list and metadata file; former metadata files, never read
+    assert shown(replica(fixture)) == [1, 2]
+    assert verified(fixture).code == 0
