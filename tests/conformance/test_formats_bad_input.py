@@ -169,6 +169,32 @@ def test_a_second_policy_for_one_replica_is_refused_and_changes_nothing(acid: Ac
     assert (first.shows(), first.verified()) == (of_source(acid), 0)
 
 
+def test_policies_of_two_configurations_with_one_root_continue_each_others_work(
+    acid: AcidLab, sides: AcidSides
+) -> None:
+    """Neither knows the other, and both write the same replica. Another root takes it over on request only."""
+    one, twin = (Other(acid, name, sides[3]) for name in ("one", "twin"))
+    for number, each in enumerate((one, twin, one), 3):
+        acid.insert(number)
+        catalog(acid.source_uri).load_table(f"{acid.side}.i").append(rows(number))
+        assert each.sync().status == "synced"
+        assert each.shows() == of_source(acid)
+    acid.run("delete from {db}.t where id < 4")
+    acid.compact("major")
+    expire(catalog(acid.source_uri).load_table(f"{acid.side}.i"))
+    out = str(acid.here / "out")
+    places = ("--target-cmroot", str(acid.target_cmroot), "--warehouse", str(acid.warehouse), "--engine", "local")
+    given = ("--source", acid.source_uri, "--cmroot", str(acid.here / "root"), "--db", acid.side, "--out", out)
+    assert command("dump", *given, "--engine", "local").code == 0
+    loaded = command("load", out, "--target", acid.target_uri, *places)
+    assert (loaded.code, loaded.error) == (6, "Refused"), loaded
+    loaded = command("load", out, "--target", acid.target_uri, *places, "--overwrite")
+    assert loaded.code == 0, loaded
+    assert (one.shows(), one.verified()) == (of_source(acid), 0)
+    with unchanged(acid), pytest.raises(Refused, match="replicates another source"):
+        one.sync()
+
+
 # ---- paths of the source --------------------------------------------------------------------------------------------
 
 
