@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -293,6 +294,22 @@ def test_a_lost_file_of_any_format_ends_a_load_before_readers_see_anything(sides
         assert lab.load().code == 0
     lab.is_equal()
     assert (lab.ids(), shown(replica(lab, "i"))) == ([1, 2, 3], [1, 2, 3, 4])
+
+
+def test_a_data_file_deleted_by_hand_is_missing_on_the_replica_too_and_other_tables_go_on(fixture: Lab) -> None:
+    table, other = make(fixture), make(fixture, "other")
+    for each in (table, other):
+        each.append(rows(1))
+        each.append(rows(2))
+    replicated(fixture)
+    file = Path(urlsplit(data_file(table)).path)
+    file.unlink()
+    other.append(rows(3))
+    replicated(fixture)
+    assert shown(replica(fixture, "other")) == [1, 2, 3]
+    found = verified(fixture)
+    (missing,) = found.output["differences"]
+    assert (found.code, missing["kind"], missing["field"]) == (4, "file missing", f"data/{file.name}"), found
 
 
 def test_a_drill_names_tables_of_other_formats_and_shows_the_rest(acid: AcidLab) -> None:
