@@ -200,7 +200,7 @@ def test_a_file_of_several_stripes_is_read_in_several_splits(acid: AcidLab) -> N
     assert acid.run("select count(*), min(id % 3), max(id % 3) from {db}.t") == [[str(200_000 // 3), "2", "2"]]
 
 
-@pytest.mark.parametrize("version", ["4.0", "4.2"])
+@pytest.mark.parametrize("version", ["4.2", pytest.param("4.0", marks=pytest.mark.long)])
 def test_a_table_of_hive_4_with_exact_statistics(pool: Pool, tmp_path: Path, version: str) -> None:
     with shared(pool) as metastore:
         source = metastore(f"acid-purged-{version}-{WORKER}", hive=version)

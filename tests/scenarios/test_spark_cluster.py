@@ -24,8 +24,8 @@ from spark_cluster import HOME, SparkCluster
 from waiting import eventually
 
 import replicator
+import replicator.__main__ as program
 from cmroot.root import create_or_open
-from replicator.cli import submit
 from replicator.cli.main import cli
 from replicator.core.config import parse_config
 from replicator.core.engine import AutoEngine
@@ -238,7 +238,7 @@ def test_the_master_is_the_one_that_spark_is_given(how: str, spark_cluster: Spar
         given["spark.pyspark.driver.python"] = sys.executable
         options = ["--master", given.pop("spark.master")]
         options += [word for key, value in given.items() for word in ("--conf", f"{key}={value}")]
-        command = [str(HOME / "bin/spark-submit"), *options, submit.__file__]
+        command = [str(HOME / "bin/spark-submit"), *options, program.__file__]
     else:
         lines = [f"{key} {value}" for key, value in given.items()]
         (fixture.here / "spark-defaults.conf").write_text("\n".join(lines))
