@@ -84,7 +84,7 @@ def references(path: str, data: bytes) -> Iterator[Reference]:
 
 def _references(path: str, data: bytes) -> Iterator[Reference]:
     if is_metadata(path):
-        yield from _of_metadata(_metadata(path, data))
+        yield from _of_metadata(read_metadata(path, data))
         return
     file = _Avro(data, path)
     kind = _avro_kind(file)
@@ -94,6 +94,11 @@ def _references(path: str, data: bytes) -> Iterator[Reference]:
             yield Reference("manifest", record["manifest_path"], record["manifest_length"], encrypted=encrypted)
         elif record["status"] != _DELETED:
             yield _of_entry(record["data_file"])
+
+
+def entries(path: str, data: bytes) -> Iterator[dict[str, Any]]:
+    """Yields the records of a manifest, also of files that its snapshot removed. Raises FormatError as `references`."""
+    return _Avro(data, path).records()
 
 
 @contextmanager
@@ -138,13 +143,13 @@ def _of_entry(file: Mapping[str, Any]) -> Reference:
 
 def locations_of(path: str, data: bytes) -> list[str]:
     """Returns the locations to which a table's writers write, according to a metadata file."""
-    found = _metadata(path, data)
+    found = read_metadata(path, data)
     with _understood(path):
         properties = found.get("properties") or {}
         return [found["location"], *(str(properties[key]) for key in _OF_TABLES if key in properties)]
 
 
-def _metadata(path: str, data: bytes) -> dict[str, Any]:
+def read_metadata(path: str, data: bytes) -> dict[str, Any]:
     """Returns a metadata file's content. Raises FormatError for one that cannot be read or translated."""
     try:
         found: Any = json.loads(_unpacked(data))
@@ -175,7 +180,7 @@ def equal(path: str, one: bytes, other: bytes) -> bool:
     """Returns True if two files of a tree say the same: compression may differ. False for one that cannot be read."""
     try:
         if is_metadata(path):
-            return _metadata(path, one) == _metadata(path, other)
+            return read_metadata(path, one) == read_metadata(path, other)
         first, second = _Avro(one, path), _Avro(other, path)
         return first.properties == second.properties and list(first.records()) == list(second.records())
     except FormatError:
@@ -194,7 +199,7 @@ def translated(path: str, data: bytes, move: Move, size_of: SizeOf) -> bytes:
 
 
 def _moved_metadata(path: str, data: bytes, move: Move) -> bytes:
-    found = _metadata(path, data)
+    found = read_metadata(path, data)
     for snapshot in found.get("snapshots") or ():
         if "manifest-list" in snapshot:
             snapshot["manifest-list"] = move(snapshot["manifest-list"])
@@ -227,7 +232,7 @@ def translated_view(path: str, data: bytes, move: Move, database: Move, sql: Mov
     """Returns a view's metadata file as it must be on the target (View Spec, version 1). database: returns a database's
     name there; sql: returns a query as it is there. Raises FormatError for any other file."""
     with _understood(path):
-        found = _metadata(path, data)
+        found = read_metadata(path, data)
         if "view-uuid" not in found or found["format-version"] != 1:
             raise FormatError(f"{path} is no metadata of an Iceberg view of version 1", hint=_HINT)
         _move_writers(found, move)
