@@ -163,7 +163,7 @@ class TableWork:
         """Searches a table. parts: all its partitions."""
         done.partitions = max(done.partitions, len(parts))
         names = NamedIds(self.ids, onboarded)
-        with self._task("list", onboarded):
+        with self.task("list", onboarded):
             looked = look_at_all(self.remover.engine, parts, onboarded, names)
         late = [gap for gap in done.gaps if gap.reason == COMPACTED]
         found, gaps = searched(self.ids, onboarded, parts, looked, pushdown=pushdown)
@@ -174,7 +174,7 @@ class TableWork:
     def _attempt(self, attempt: TableSearch, ended: set[str], done: TableDone) -> list[Unit]:
         """Returns the units to retry. ended: names that earlier attempts have finalised; adds this attempt's."""
         place = self.directory.found(attempt.onboarded.name, attempt.number)
-        with self._task("search", attempt.onboarded):
+        with self.task("search", attempt.onboarded):
             searching.write_found(attempt.found, place)
         parts, stamp, counts = list(attempt.parts.values()), self._stamp(), searching.read_counts(place)
         if counts:  # before a swap: a run that continues this one does not find these ids again
@@ -198,14 +198,14 @@ class TableWork:
         lost = lost_drops(self.directory, attempt.onboarded, attempt.parts)
         again = self._dropped(attempt.onboarded, lost, done, []) if lost else []
         files = sum(len(matched[part.name]) for part in dirty)
-        with self._task("purge", attempt.onboarded, total=len(units), files=files) as advance:
+        with self.task("purge", attempt.onboarded, total=len(units), files=files) as advance:
             for batch in batched(units, BATCH):
                 again += self._batch(attempt, batch, matched, place, done, advance)
                 advance(len(batch))
         ended |= {part.name for part in dirty} - {unit.partition for unit in again}
         return again
 
-    def _task(
+    def task(
         self, what: str, onboarded: Onboarded, *, total: int | None = None, files: int | None = None
     ) -> AbstractContextManager[Advance]:
         return self.progress.task(f"{what} {onboarded.name}{self.which}", total, files=files)
@@ -218,7 +218,7 @@ class TableWork:
     def _plan(self, attempt: TableSearch, done: TableDone) -> list[Unit]:
         """Adds the plan of one table to `done`. Returns no units, because a plan is never retried."""
         found, onboarded = attempt.found, attempt.onboarded
-        with self._task("search", onboarded):
+        with self.task("search", onboarded):
             counts = searching.ask_counts(found)
         matched = by_part(list(attempt.parts.values()), counts, escaped=found.escaped)
         for name, files in matched.items():
@@ -294,7 +294,7 @@ class TableWork:
         self.remover.live.refresh()
         for unit in units:
             part = attempt.parts[unit.partition]
-            if why := self._forbidden(unit, part, holds):
+            if why := self.forbidden_now(unit, part, holds):
                 ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
                 continue
             look = look_at(part.location)
@@ -382,7 +382,7 @@ class TableWork:
         for unit in swaps.units:
             whole = unit.matched == by_name[unit.partition].matched
             ended.append(unit.at("DONE" if whole else "EXHAUSTED", self.remover.clock))
-            self._record(unit)
+            self.record(unit)
         for name, why in changed.items():
             again.append(by_name[name].at("FAILED", self.remover.clock, reason=why))
         self.directory.write_units([*ended, *again])
@@ -395,13 +395,13 @@ class TableWork:
         drop_column_statistics(self.metastore, onboarded.table, ())
         for unit in units:
             if unit.state == "DONE":
-                self._record(unit)
+                self.record(unit)
         units += others
         self.directory.write_units(units)
         done.add(unit for unit in units if unit.state != "FAILED")
         return [unit for unit in units if unit.state == "FAILED"]
 
-    def _forbidden(self, unit: Unit, part: Part, holds: Sequence[LegalHold]) -> str:
+    def forbidden_now(self, unit: Unit, part: Part, holds: Sequence[LegalHold]) -> str:
         removal = Removal(
             path=part.location,
             what="partition" if part.name else "table",
@@ -428,7 +428,7 @@ class TableWork:
             advance(0, files=len(each.matched), size=staged.bytes)
             yield staged
 
-    def _record(self, unit: Unit) -> None:
+    def record(self, unit: Unit) -> None:
         self.remover.audit.changed(
             unit.table,
             f"{unit.matched:,} of {unit.rows:,} rows had an id of run {self.run.id}",
