@@ -165,12 +165,12 @@ def _capabilities() -> Any:
 
 
 def create_table(table: Table) -> Send:
-    return methodcaller("create_table_with_environment_context", struct_of(table), _keep_statistics())
+    return methodcaller("create_table_with_environment_context", struct_of(table), altering())
 
 
 def create_transactional(table: Table) -> Send:
     """Creates a table as Hive 4 requires it of transactional ones: by a client that states its capabilities."""
-    request = ttypes.CreateTableRequest(table=struct_of(table), envContext=_keep_statistics())
+    request = ttypes.CreateTableRequest(table=struct_of(table), envContext=altering())
     request.processorCapabilities = ["HIVEFULLACIDWRITE", "HIVEMANAGEDINSERTWRITE"]
     request.processorIdentifier = "replicator"
     return method("create_table_req", request)
@@ -181,10 +181,11 @@ def alter_table(db: str, name: str, table: Table, pointer: str = "") -> Send:
 
 
 def altering(pointer: str = "") -> Any:
-    context = _keep_statistics()
+    """Returns a context: statistics are stored as sent, and the table must have this pointer (see `client`)."""
+    properties = {"DO_NOT_UPDATE_STATS": "true"}
     if pointer:  # HIVE-26882; servers without it ignore both
-        context.properties |= {"expected_parameter_key": POINTER, "expected_parameter_value": pointer}
-    return context
+        properties |= {"expected_parameter_key": POINTER, "expected_parameter_value": pointer}
+    return ttypes.EnvironmentContext(properties=properties)
 
 
 def add_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send:
@@ -200,7 +201,7 @@ def add_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send
 
 def alter_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send:
     parts = [partition_to_thrift(db, table, partition) for partition in partitions]
-    return methodcaller("alter_partitions_with_environment_context", db, table, parts, _keep_statistics())
+    return methodcaller("alter_partitions_with_environment_context", db, table, parts, altering())
 
 
 def partitions_by_expression(db: str, table: str, expression: bytes) -> Send:
@@ -311,10 +312,6 @@ def struct_of(table: Table) -> Any:
     if table.kind == EXTERNAL:
         thrift.parameters["EXTERNAL"] = "TRUE"  # else the server makes it managed, and a drop deletes its data
     return thrift
-
-
-def _keep_statistics() -> Any:
-    return ttypes.EnvironmentContext(properties={"DO_NOT_UPDATE_STATS": "true"})
 
 
 # ---- constraint calls ------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class Writer:
 
     @classmethod
     def newest(cls, name: Name, ids: WriteIds) -> Writer:
-        """Returns the newest; of a table that nobody has written to, the first one that a writer will have."""
+        """Returns the newest; of a table without any, the first that a writer will have."""
         invalid = {*ids.open, *ids.aborted}
         newest = next((each for each in range(ids.high, 0, -1) if each not in invalid), 1)
         lists = (str(min(ids.open, default=NO_LIMIT)), *(",".join(map(str, some)) for some in (ids.open, ids.aborted)))

@@ -13,7 +13,7 @@ from plain_tables import PlainDatabase
 from replicator.lifecycle.purge.backups import old_versions
 from replicator.lifecycle.purge.options import PurgeOptions, RetainOptions, WhiteList
 from replicator.lifecycle.purge.run import described
-from replicator.lifecycle.retention.hive_tables import parse_names, tables_of
+from replicator.lifecycle.retention.datasets import parse_names, tables_of
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import roles_of

@@ -25,7 +25,7 @@ from metastores import shared
 from names import WORKER
 from pool import Pool
 
-from replicator.lifecycle.purge.transactional import COMPACTS
+from replicator.lifecycle.purge.transactional_files import COMPACTS
 
 pytestmark = pytest.mark.removals
 

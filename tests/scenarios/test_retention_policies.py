@@ -15,7 +15,7 @@ from replicator.errors import ConfigError
 from replicator.lifecycle.retention.access import parse_mode
 from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.dataset_versions import TIME, Found, Pair, Version, glob
-from replicator.lifecycle.retention.hive_tables import parse_names
+from replicator.lifecycle.retention.datasets import parse_names
 from replicator.lifecycle.retention.hocon_parser import parse
 from replicator.lifecycle.retention.hocon_values import resolve
 from replicator.lifecycle.retention.job_configuration import Unreadable, date_pattern, fixed, parse_lookback

@@ -23,7 +23,7 @@ from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Column, Partition, Storage, Table
 from replicator.lifecycle.removal import job
-from replicator.lifecycle.retention.hive_tables import parse_names, tables_of
+from replicator.lifecycle.retention.datasets import parse_names, tables_of
 from replicator.metastore.thrift import ThriftMetastore
 
 pytestmark = pytest.mark.removals

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,23 @@ def environment() -> Path:
             subprocess.run([home / "spark/bin/pip", "install", "--quiet", SPARK], check=True)
             (home / "made").touch()
     return home
+
+
+def with_product() -> tuple[Path, Path]:
+    """Its Python, which has the product's dependencies, too, for commands that change Iceberg tables; and the jar. The
+    product itself is that of PYTHONPATH."""
+    from replicator.metastore.java import locked
+
+    home = environment()
+    (jar,) = home.glob("*.jar")
+    project = Path(__file__).parents[2]
+    wanted = sorted(tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"])
+    with locked(home):
+        known = home / "dependencies.json"
+        if not known.exists() or json.loads(known.read_text()) != wanted:
+            subprocess.run([home / "spark/bin/pip", "install", "--quiet", SPARK, "-e", project], check=True)
+            known.write_text(json.dumps(wanted))
+    return home / "spark/bin/python", jar
 
 
 class IcebergSpark:

@@ -16,7 +16,7 @@ from cmroot.store.place import Place
 from replicator.lifecycle.purge.rewrite import orc_footer
 from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc
 from replicator.lifecycle.purge.rewrite.orc_footer import BYTES, KEYS, Pieces, dict_of, read_message, read_tail
-from replicator.lifecycle.purge.transactional import COLUMNS
+from replicator.lifecycle.purge.transactional_files import COLUMNS
 
 ROWS = 150_000
 ACID = {b"hive.acid.key.index": b"1,536870912,9;", b"hive.acid.stats": b"150000,0,0", b"hive.acid.version": b"2"}

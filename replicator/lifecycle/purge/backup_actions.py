@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time as clocks
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -47,6 +47,7 @@ from replicator.lifecycle.purge.backups import (
     rows_in,
 )
 from replicator.lifecycle.purge.file_names import add_again
+from replicator.lifecycle.purge.iceberg_search import is_iceberg
 from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
 from replicator.lifecycle.purge.replacing import brought_back, put_back, rows_of
 from replicator.lifecycle.purge.rewrite.rewrite_task import FileWork, carry
@@ -106,6 +107,12 @@ def restore_backup(
     table, partition = options.table, options.partition
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
+    with suppress(ObjectNotFound):
+        if not known and is_iceberg(metastore.table(db, name)):
+            why = "an Iceberg table has no backup: its purge expires the snapshots with the rows"
+            raise Refused(
+                f"{table}: {why}", hint="`replicator restore` shows a past state, while `$cmroot` has its files"
+            )
     backup = _chosen(known, options)
     with acquire(join(root.place, PURGE), "purge undo", now=clock) as lease:
         metastore = checked(metastore, lease.check)

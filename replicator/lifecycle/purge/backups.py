@@ -61,7 +61,7 @@ def backups(root: str) -> Iterator[Backup]:
     for directory in runs(root):
         trash = directory.is_restore
         for unit in directory.units().values():
-            if unit.backup:
+            if unit.backup not in ("", "none"):
                 yield Backup(directory, unit, trash)
 
 
@@ -210,7 +210,7 @@ def forget_ids(root: str) -> None:
             continue
         for name in (directory.matched, join(directory.place, "found")):
             Place(name).remove_own_tree()
-        if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
+        if all(unit.backup in ("", "recycled", "none") for unit in directory.units().values()):
             Place(directory.ids).remove_own_tree()
 
 

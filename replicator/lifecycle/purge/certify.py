@@ -43,6 +43,8 @@ from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.certificate_file import Certificate, Holding, Sought, erased_contents, older_contents
 from replicator.lifecycle.purge.file_columns import look_at_all
 from replicator.lifecycle.purge.file_names import NamedIds, refuse_on_nodes
+from replicator.lifecycle.purge.iceberg_purge import rows_left
+from replicator.lifecycle.purge.iceberg_search import is_iceberg
 from replicator.lifecycle.purge.ids import Ids, LossyIds, ids_of
 from replicator.lifecycle.purge.options import (
     CertifyOptions,
@@ -73,7 +75,7 @@ from replicator.lifecycle.purge.table_files import (
     parts_of,
     shared_contents,
 )
-from replicator.lifecycle.purge.transactional import with_write_ids
+from replicator.lifecycle.purge.transactional_files import with_write_ids
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.metastore.client import Metastore, MetastoreReader, warehouse_of
 from replicator.metastore.events.scope import Patterns, refuse_other_catalog
@@ -237,8 +239,10 @@ def _rows_left(
     """Returns how many rows have an id, as text, "" for none, and the gaps of the search."""
     parts = list(parts_of(metastore, table.table))
     try:
+        if is_iceberg(table.table):
+            return rows_left(metastore, ids, table, engines)
         refuse_on_nodes(table, parts)
-    except Unsupported as error:
+    except (LossyIds, Unsupported) as error:
         return "", [PurgeGap(table.name, f"not searched: {error}")]
     names, table = NamedIds(ids, table), with_write_ids(metastore, table)
     looked = look_at_all(engines, parts, table, names)

@@ -35,7 +35,7 @@ from replicator.lifecycle.purge.rewrite.avro import read_schema
 from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, format_of, has_no_names
 from replicator.lifecycle.purge.rewrite.line_files import decompressed, lines_of
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at
-from replicator.lifecycle.purge.transactional import COLUMNS, WITHOUT_IDS, unsearched, without
+from replicator.lifecycle.purge.transactional_files import COLUMNS, WITHOUT_IDS, unsearched, without
 
 SHOWN = 3  # columns and files that a reason names
 REASONS = 10  # of one location

@@ -32,7 +32,7 @@ from replicator.lifecycle.purge.matching import (
     no_persons,
     type_at,
 )
-from replicator.lifecycle.purge.transactional import ROW, why_refused
+from replicator.lifecycle.purge.transactional_files import ROW, why_refused
 from replicator.lifecycle.removal.removal import Limits
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def _has_value(text: str, path: str) -> bool:
 def _foreign(table: Table) -> str:
     """Returns why only other tools may erase rows: another table format or system owns the files. Else ""."""
     match table_format(table):
-        case "plain":
+        case "plain" | "iceberg":
             return ""
         case "acid":
             return why_refused(table)

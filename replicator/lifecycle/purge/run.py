@@ -30,6 +30,8 @@ from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import parse_name
 from replicator.lifecycle.purge.file_names import settle_drop
+from replicator.lifecycle.purge.iceberg_purge import plan_iceberg, purge_iceberg
+from replicator.lifecycle.purge.iceberg_search import is_iceberg
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids, split_ids
 from replicator.lifecycle.purge.options import (
     DESCRIPTOR,
@@ -64,9 +66,9 @@ from replicator.replay.server_rules import CREATION, read_by
 @dataclass
 class Purged(Removals):
     """The report of a purge. ids_never_found: ids that no table had; None in a plan. ids_near_misses: how many of these
-    a table has in another spelling. gaps: white-listed tables, and partitions of other tables, that the purge does not
-    reach. without_persons: white-listed tables that hold none according to their descriptors. certificate: of the run,
-    if it was wanted. The lists of units name partitions with matching rows."""
+    a table has in another spelling. gaps: white-listed tables, and partitions, that the purge does not reach.
+    without_persons: white-listed tables that hold none, as their descriptors say. certificate: of the run, if it was
+    wanted. The lists of units name partitions with matching rows."""
 
     unfinished: ClassVar[str] = "partial"
 
@@ -124,10 +126,10 @@ class Purge(Job[Onboarded, Purged]):
         directory, run = self._begin()
         try:
             self._tables, gaps, without = described(self.metastore, self._whitelist, self.options)
-            engines, warehouse = self.runtime.engines, warehouse_of(self.metastore) or "/tmp"
-            progress = self.runtime.progress
+            engines, progress = self.runtime.engines, self.runtime.progress
+            settings = hive_settings(self.metastore.config, warehouse_of(self.metastore) or "/tmp", engines.settings)
             with progress.task("start Spark"):
-                session = engines.session(hive_settings(self.metastore.config, warehouse, engines.settings))
+                session = engines.session(settings)
             with progress.task("read ids"):
                 ids, run = self._ids(session, directory, run)
             with closing(ids):
@@ -154,15 +156,21 @@ class Purge(Job[Onboarded, Purged]):
             yield table
 
     def show(self, page: Onboarded) -> None:
-        self.done.add(self._work.plan_table(page))
+        self.done.add(self._planned(page))
 
     def carry_out(self, page: Onboarded) -> None:
-        self.done.add(self._work.purge_table(page))
+        self.done.add(purge_iceberg(self._work, page) if is_iceberg(page.table) else self._work.purge_table(page))
+
+    def _planned(self, page: Onboarded) -> TableDone:
+        return plan_iceberg(self._work, page) if is_iceberg(page.table) else self._work.plan_table(page)
 
     def finish(self) -> None:
         self.done.event = self.metastore.current_event_id()
         try:
-            self.done.ids_never_found, self.done.ids_near_misses, why = self._work.never_found(self._tables)
+            others = [each for each in self._tables if not is_iceberg(each.table)]
+            self.done.ids_never_found, self.done.ids_near_misses, why = self._work.never_found(others)
+            if self.done.ids_never_found and len(others) < len(self._tables):
+                self.done.ids_near_misses, why = None, "near misses are not counted in Iceberg tables"
             self.done.warnings += filter(None, [why])
         except Exception as error:
             if not is_of_spark(error):
@@ -200,10 +208,9 @@ class Purge(Job[Onboarded, Purged]):
 
     def _refuse_excess(self) -> None:
         """Searches all tables before anything is written. Raises Refused if the run would exceed a removal limit."""
-        limits = self.limits
-        if self.rehearses or not limits.of_a_whole:
+        if self.rehearses or not (limits := self.limits).of_a_whole:
             return
-        planned = [self._work.plan_table(table) for table in self._tables]
+        planned = [self._planned(table) for table in self._tables]
         touched, total = sum(each.swapped for each in planned), sum(each.partitions for each in planned)
         size = sum(each.bytes_rewritten for each in planned)
         size += sum(unit.get("bytes", 0) for each in planned if each.dropped for unit in each.units)

@@ -35,7 +35,7 @@ from replicator.lifecycle.purge.ids import (
 from replicator.lifecycle.purge.matching import form_of
 from replicator.lifecycle.purge.options import DESCRIPTOR, Onboarded, PurgeGap, data_columns
 from replicator.lifecycle.purge.table_files import Part
-from replicator.lifecycle.purge.transactional import columns_with, kind_of, table_in_spark, whole
+from replicator.lifecycle.purge.transactional_files import columns_with, kind_of, table_in_spark, whole
 
 # ---- matching --------------------------------------------------------------------------------------------------------
 # Finds the rows of a table that have an id, with Spark. Changes no table.

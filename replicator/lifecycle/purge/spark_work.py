@@ -36,7 +36,7 @@ from replicator.lifecycle.purge.rewrite.formats import check_by_spark
 from replicator.lifecycle.purge.searching import by_path, by_serde, settings
 from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
 from replicator.lifecycle.purge.table_files import is_data, look_at
-from replicator.lifecycle.purge.transactional import file_columns
+from replicator.lifecycle.purge.transactional_files import file_columns
 
 # ---- rewriting by Spark ----------------------------------------------------------------------------------------------
 

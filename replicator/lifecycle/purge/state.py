@@ -63,8 +63,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes_after: of the old and the new files. files: number of new files, including `rewritten` ones; files_before: of
     old ones. time: of this state, in seconds since 1970. event: the metastore's newest after the swap or drop. backup:
     it is kept, recycled to `$cmroot` (by the audit's run `recycled_by`), or restored to the table; "" if there is none,
-    because nothing was swapped. dropped: the partition as the metastore had it, if the purge drops it; then the files
-    in `$cmroot` are the backup, which is "recycled" as soon as the drop is recorded."""
+    because nothing was swapped; "none" of an Iceberg table, whose own expiry deletes the old files. dropped: the
+    partition as the metastore had it, if the purge drops it; then the files in `$cmroot` are the backup, which is
+    "recycled" as soon as the drop is recorded."""
 
     table: str
     partition: str
@@ -84,7 +85,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int = 0
     bytes_after: int = 0
     event: int = 0
-    backup: Literal["", "kept", "recycled", "restored"] = ""
+    backup: Literal["", "kept", "recycled", "restored", "none"] = ""
     recycled_by: str = ""
     dropped: dict[str, Any] = {}
 

@@ -187,7 +187,7 @@ def leftovers(root: str, metastore: MetastoreReader, live: LiveLocations) -> Ite
         if run.status == "running" or "ids" not in run.request or run.request["metastore"] != metastore.uri:
             continue
         reported = list(directory.reported())
-        swapped = {normal(unit.new) for unit in reported if unit.backup}
+        swapped = {normal(unit.new) for unit in reported if unit.backup and unit.new}
         created = {normal(place) for unit in reported for place in (unit.new, unit.aside) if place}
         for place in sorted(created - swapped - kept):
             ours = name_of(parent(place)).startswith(SIBLING)

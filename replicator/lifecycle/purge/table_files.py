@@ -32,7 +32,7 @@ from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge.options import is_sparks
 from replicator.lifecycle.purge.state import Unit
-from replicator.lifecycle.purge.transactional import is_note
+from replicator.lifecycle.purge.transactional_files import is_note
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.placement import PUBLISHED, is_published
 
@@ -82,7 +82,7 @@ class Look(msgspec.Struct, frozen=True):
 
     @property
     def why_skipped(self) -> str:
-        """Why its files are not rewritten, or ""."""
+        """Returns why its files are not rewritten, or ""."""
         if self.links:
             return f"it contains a symbolic link: {self.links[0]}"
         return f"the name of a file is not UTF-8: {self.unnamed[0]}" if self.unnamed else ""

@@ -48,7 +48,7 @@ from replicator.lifecycle.purge.table_files import (
     parts_of,
     rows_of_files,
 )
-from replicator.lifecycle.purge.transactional import (
+from replicator.lifecycle.purge.transactional_files import (
     COMPACTED,
     COMPACTS,
     compacting,

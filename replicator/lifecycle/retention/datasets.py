@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cmroot.store.place import is_local, join, normal, scheme, split_authority
+from replicator.core.grouping import batched
 from replicator.core.model import Table
 from replicator.core.not_replicated import SAID, Rows, table_format
-from replicator.core.roles import follows, mark_of
-from replicator.errors import ConfigError, Error, UsageError
+from replicator.core.roles import follows, is_shadow, mark_of
+from replicator.errors import ConfigError, Error, ObjectNotFound, UsageError
 from replicator.lifecycle.retention.config_store import ConfigStore, Key, Resolved, Settings, shown, text_of
 from replicator.lifecycle.retention.dataset_versions import Found, glob, glob_regex
-from replicator.lifecycle.retention.hive_tables import names_of, tables_of
 from replicator.lifecycle.retention.hocon_values import Fields, Origin, Raw, Scalar
 from replicator.lifecycle.retention.job_configuration import FINDERS, STORE_URI, JobFile, known
 from replicator.metastore.client import MetastoreReader
@@ -272,6 +273,100 @@ def explained(error: Exception) -> str:
     if isinstance(error, Error):
         return error.message + (f" ({error.hint})" if error.hint else "")
     return str(error)
+
+
+# ---- hive tables -----------------------------------------------------------------------------------------------------
+# Tables selected by white and black lists. Reads only.
+
+
+_TABLES = 500  # fetched at once
+
+
+@dataclass(frozen=True)
+class Names:
+    """White and black lists, as `db.table1|table2,db2`: `*` is a wild card, everything else a regular expression for
+    complete names. The black list has precedence; an empty white list accepts everything."""
+
+    white: tuple[tuple[str, tuple[str, ...]], ...]
+    black: tuple[tuple[str, tuple[str, ...]], ...]
+    ignore_case: bool = True
+
+    def accepts(self, db: str, table: str) -> bool:
+        if self._any(self.black, db, table):
+            return False
+        return not self.white or self._any(self.white, db, table)
+
+    def may_have(self, db: str) -> bool:
+        """Returns True if a database may contain an accepted table."""
+        if any(self._is(pattern, db) and "*" in tables for pattern, tables in self.black):
+            return False
+        return not self.white or any(self._is(pattern, db) for pattern, _ in self.white)
+
+    def _any(self, entries: tuple[tuple[str, tuple[str, ...]], ...], db: str, table: str) -> bool:
+        return any(self._is(one, db) and any(self._is(each, table) for each in tables) for one, tables in entries)
+
+    def _is(self, pattern: str, name: str) -> bool:
+        regex = re.compile(pattern.replace("*", ".*"), re.IGNORECASE if self.ignore_case else 0)
+        return regex.fullmatch(name) is not None
+
+
+def parse_names(white: str, black: str, *, ignore_case: bool = True, where: str = "") -> Names:
+    """Parses both lists. Raises ConfigError for an entry with two dots, or an invalid regular expression."""
+    return Names(_entries(white, where), _entries(black, where), ignore_case)
+
+
+def _entries(text: str, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    found = []
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        db, dot, tables = each.partition(".")
+        if "." in tables.replace(".*", "") or not db:
+            raise ConfigError(f"{where}{each!r} is not db.table1|table2", hint="write one dot; * matches any name")
+        names = tuple(name for name in tables.split("|") if name) if dot else ("*",)
+        for pattern in (db, *names):
+            try:
+                re.compile(pattern.replace("*", ".*"))
+            except re.error as error:
+                raise ConfigError(
+                    f"{where}{pattern!r} is not a valid pattern: {error}", hint="* matches any name"
+                ) from error
+        found.append((db, names or ("*",)))
+    return tuple(found)
+
+
+def names_of(job: Settings) -> Names:
+    """Returns the tables that a job's `hive.dataset.*` keys select. Raises ConfigError if they select none, or name a
+    class."""
+    for key in ("hive.dataset.tableFilter", "org.apache.gobblin.config.management.datasetUriBuilderClass"):
+        if job.find(key) is not None:
+            raise job.wrong(key, job.find(key), "names a class, which cannot be run here: use white and black lists")
+    ignore = job.truth("hive.dataset.whitelistBlacklist.ignoreCase", "whitelistBlacklist.ignoreCase", default=True)
+    db = job.text("hive.dataset.database")
+    if db is not None:
+        pattern = job.text("hive.dataset.table.pattern") or "*"
+        return parse_names(f"{db}.{pattern}", "", ignore_case=ignore, where="hive.dataset.database: ")
+    white, black = (",".join(job.texts(f"hive.dataset.{kind}") or []) for kind in ("whitelist", "blacklist"))
+    if not white and not black:
+        raise job.missing("hive.dataset.whitelist")
+    return parse_names(white, black, ignore_case=ignore, where="hive.dataset: ")
+
+
+def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> Iterator[Table]:
+    """Yields the accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for complete locations or for their
+    paths without scheme and authority."""
+    for db in filter(names.may_have, metastore.database_names()):
+        with suppress(ObjectNotFound):  # dropped concurrently
+            if is_shadow(metastore.database(db)):
+                continue
+            accepted = [name for name in metastore.table_names(db) if names.accepts(db, name)]
+            for some in batched(accepted, _TABLES):
+                for table in metastore.tables(db, some):
+                    if folder is None or any(re.fullmatch(folder, each) for each in _written(table.location or "")):
+                        yield table
+
+
+def _written(location: str) -> tuple[str, str]:
+    """Returns a location as the metastore has it, and its path."""
+    return location, split_authority(location)[1] if location else ""
 
 
 # ---- explain ---------------------------------------------------------------------------------------------------------

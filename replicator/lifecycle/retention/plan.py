@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
 
-from cmroot.store.place import normal
+from cmroot.store.place import is_local, located, normal
 from replicator.core.audit import Refusal, Removal
 from replicator.core.grouping import batched
-from replicator.core.model import partition_name
+from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
+from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.core.not_replicated import Rows
-from replicator.errors import ConfigError
+from replicator.errors import ConfigError, Error
 from replicator.lifecycle.removal.job import Removals
 from replicator.lifecycle.retention.access import Access, access_policies, wanted_access
 from replicator.lifecycle.retention.config_store import Settings
-from replicator.lifecycle.retention.dataset_versions import Listed, Pair, Version, path_finder
+from replicator.lifecycle.retention.dataset_versions import (
+    TIME,
+    Listed,
+    Pair,
+    Version,
+    checked_pattern,
+    doubts,
+    path_finder,
+)
 from replicator.lifecycle.retention.datasets import Dataset, FileDataset, HiveDataset
-from replicator.lifecycle.retention.hive_tables import partition_finder
 from replicator.lifecycle.retention.hocon_values import Fields, Origin, Scalar
-from replicator.lifecycle.retention.job_configuration import RETENTIONS
+from replicator.lifecycle.retention.job_configuration import RETENTIONS, VERSIONS, Unreadable
 from replicator.lifecycle.retention.policies import Policy, retention_policy, selection_policy
-from replicator.metastore.client import Metastore
+from replicator.metastore.client import Metastore, MetastoreReader, warehouse_of
 
 PREFIX = "gobblin.retention"
 
@@ -352,3 +361,56 @@ class Spool:
 
     def close(self) -> None:
         self._file.close()
+
+
+# ---- partitions as versions ------------------------------------------------------------------------------------------
+
+
+PartitionFinder = Callable[[MetastoreReader, Table], Listed]
+
+
+def partition_finder(pair: Pair) -> PartitionFinder:
+    """Returns a finder by a date in a partition's value (the default) or by directory time. Raises ConfigError."""
+    kind = pair.class_of("version.finder.class", VERSIONS, "version finder") or "hive_date"
+    if kind == "hive_modification":
+        return _by_modification
+    if kind != "hive_date":
+        raise pair.own.wrong("version.finder.class", pair.own.find("version.finder.class"), "does not find partitions")
+    key = (pair.text("hive.partition.key.name") or "datepartition").lower()
+    pattern = pair.text("hive.partition.value.datetime.pattern") or "yyyy-MM-dd-HH"
+    zone = pair.text("hive.partition.value.datetime.timezone")
+    dates = checked_pattern(pair, "hive.partition.value.datetime.pattern", pattern, zone)
+
+    def find(metastore: MetastoreReader, table: Table) -> Listed:
+        listed = Listed(TIME, doubts=doubts(dates, zone is not None))
+        if key not in [column.name.lower() for column in table.partition_keys]:
+            raise Error(f"{table.db}.{table.name} has no partition key {key}", hint="set hive.partition.key.name")
+        for name in metastore.partition_names(table.db, table.name):
+            keys, values = partition_spec(name)
+            value = dict(zip((each.lower() for each in keys), values, strict=True))[key]
+            try:
+                if value == DEFAULT_PARTITION:
+                    raise Unreadable(f"{name} has no value")
+                listed.versions.append(Version("", name, dates.read_start(value), partition=name))
+            except Unreadable as error:
+                listed.ignore(str(error))
+        return listed
+
+    return find
+
+
+def _by_modification(metastore: MetastoreReader, table: Table) -> Listed:
+    listed, homes = Listed(TIME), cache(lambda: (metastore.database(table.db).location, warehouse_of(metastore)))
+    for batch in metastore.all_partitions(table.db, table.name):
+        for partition in batch:
+            name = partition_name(table.partition_keys, partition.values)
+            if partition.location and is_local(partition.location) and is_on_nodes(partition.location, *homes()):
+                listed.ignore(f"{name}: {ON_NODES}")
+                continue
+            found = located(partition.location).child() if partition.location else None
+            if found is None or found.mtime is None:
+                listed.ignore(f"{name} has no directory with a modification time")
+                continue
+            moment = datetime.fromtimestamp(found.mtime, UTC)
+            listed.versions.append(Version(partition.location or "", name, moment, partition=name, mtime=found.mtime))
+    return listed

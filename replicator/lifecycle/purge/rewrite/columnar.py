@@ -30,7 +30,7 @@ from replicator.lifecycle.purge.rewrite import orc_footer, parquet_footer
 from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark
 from replicator.lifecycle.purge.rewrite.orc_footer import GMT, TIMESTAMP, with_zone, zones_and_blooms
 from replicator.lifecycle.purge.rewrite.parquet_footer import Bare, Struct, elements, given
-from replicator.lifecycle.purge.transactional import COLUMNS
+from replicator.lifecycle.purge.transactional_files import COLUMNS
 
 BATCH = 1 << 16
 """The number of rows decoded at once."""
