@@ -25,12 +25,12 @@ from replicator.core.named_files import NAMED, resource_file
 from replicator.core.not_replicated import (
     ACID,
     DELTA,
+    FORMATS,
     ICEBERG,
     ICEBERG_VIEW,
     NO_POINTER,
     NO_WRITE_IDS,
     OUTSIDE,
-    SAID,
     TRANSACTIONAL_VIEW,
     Format,
     NotReplicated,
@@ -96,9 +96,9 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
     table = manifest.table(db, name)
     if table is None or table.location is None:
         return
-    pointer, said = iceberg_pointer(table), f"{SAID[ICEBERG]}: "
+    pointer, said = iceberg_pointer(table), f"{FORMATS[ICEBERG].said}: "
     if not pointer:
-        yield NO_POINTER.format(SAID[ICEBERG])
+        yield NO_POINTER.format(FORMATS[ICEBERG].said)
         return
     own = relative(pointer, table.location)
     if not own:
@@ -118,12 +118,12 @@ def _iceberg_problems(manifest: Manifest, root: str, db: str, name: str) -> Iter
 
 def _view_problems(manifest: Manifest, root: str, db: str, name: str) -> Iterator[str]:
     """Yields why an Iceberg view is left out: its metadata file cannot be translated."""
-    table, database, said = manifest.table(db, name), manifest.database(db), f"{SAID[ICEBERG_VIEW]}: "
+    table, database, said = manifest.table(db, name), manifest.database(db), f"{FORMATS[ICEBERG_VIEW].said}: "
     if table is None or table.location is None or database is None or database.location is None:
         return
     pointer = view_pointer(table)
     if not pointer:
-        yield NO_POINTER.format(SAID[ICEBERG_VIEW])
+        yield NO_POINTER.format(FORMATS[ICEBERG_VIEW].said)
         return
     if relative(table.location, database.location) is None:
         yield f"{said}its location {table.location} is outside of its database's"

@@ -37,12 +37,12 @@ from replicator.core.named_files import NAMED, ON_NODES, is_on_nodes
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
     DELTA,
+    FORMATS,
     ICEBERG,
     ICEBERG_VIEW,
     NOT_TAKEN,
     OUTSIDE,
     PROPERTY,
-    SAID,
     SUPPORTED,
     NotReplicated,
     from_property,
@@ -221,7 +221,7 @@ class MetadataComparison:
         if is_transactional(source):
             return self._write_ids.unknown
         if (format := table_format(source)) in (ICEBERG, ICEBERG_VIEW):  # captures have read its tree
-            left_out = self._refused(sides, SAID[format]).get(source.name, "")
+            left_out = self._refused(sides, FORMATS[format].said).get(source.name, "")
             return target.parameters.get(LEFT_OUT, "") if target else left_out
         clone = target is None and table_format(source) == DELTA and source.location
         return OUTSIDE if clone and names_whole_paths(source.location or "") else ""

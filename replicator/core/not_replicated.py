@@ -150,12 +150,6 @@ _READERS: dict[str, Format] = {
     "org.apache.paimon.": "paimon",
     "org.apache.hadoop.hive.ql.io.symlinktextinputformat.": "symlink",
 }
-_REASONS: dict[Format, str] = {
-    "hudi": "a Hudi table: its timeline and its log files have hidden names, which are not captured",
-    "paimon": "a Paimon table: its snapshots define which files are valid",
-    "index": "the table of an index, which is not replicated: its rows can be computed from the indexed table",
-    "symlink": "a table of symbolic links: its files name the source's files",
-}
 NO_WRITE_IDS = "a transactional table: the source's metastore has no write ids, as before Hive 3"
 NO_TRANSACTIONS = "a transactional table: the target's metastore has no write ids, as before Hive 3"
 TRANSACTIONAL_VIEW = "a transactional table of a materialized view: rebuild the view on the target"
@@ -169,21 +163,94 @@ UNREPLAYED = "a transactional table: its rows depend on the source's transaction
 UNTRANSLATED = "an Iceberg table: its metadata names the source's files"  # of releases that translated none
 UNTRANSLATED_VIEW = "an Iceberg view: its definition is a file of the source"  # likewise
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
-SAID: dict[Format, str] = {
-    ICEBERG: "an Iceberg table",
-    ICEBERG_VIEW: "an Iceberg view",
-    "delta": "a Delta table",
-    "hudi": "a Hudi table",
-    "paimon": "a Paimon table",
-    "acid": "a transactional table",
-    "symlink": "a table of symbolic links",
-    "index": "the table of an index",
+
+
+@dataclass(frozen=True)
+class FormatRules:
+    """Rules of commands for tables in a format. said: what a table of it is called; title: the format, on pages.
+    left_out: why none is replicated. no_shadow, no_purge, no_retention, no_housekeeping: why a drill, a purge,
+    ... leaves its tables alone; "" if it does not. late: what the source has removed is read on the replica until
+    metadata leads to newer files. own_columns: the metastore's columns may be old ones: the log has the table's."""
+
+    said: str = ""
+    title: str = ""
+    left_out: str = ""
+    no_shadow: str = ""
+    no_purge: str = ""
+    no_retention: str = ""
+    no_housekeeping: str = ""
+    late: bool = False
+    own_columns: bool = False
+
+
+def _with_log(said: str, title: str, **more: Any) -> FormatRules:
+    """Returns the rules of a format whose log determines which files are valid."""
+    own = f"{said}: its own log determines its files, so"
+    tools = {"no_purge": f"{own} erase with its own tools", "no_retention": f"{own} remove its data with its own tools"}
+    return FormatRules(said, title, **tools | more)
+
+
+FORMATS: dict[Format, FormatRules] = {
+    PLAIN: FormatRules(title="Hive"),
+    DELTA: _with_log("a Delta table", "Delta", own_columns=True),
+    ICEBERG: _with_log(
+        "an Iceberg table",
+        "Iceberg",
+        no_shadow="an Iceberg table: dropping it deletes its files, regardless of its properties",
+        no_purge="",
+        no_housekeeping="an Iceberg table tracks its own files; use its own snapshot expiry",
+        late=True,
+    ),
+    ICEBERG_VIEW: _with_log(
+        "an Iceberg view",
+        "Iceberg view",
+        no_shadow="an Iceberg view: its metadata file names the replica's database",
+        late=True,
+    ),
+    "hudi": _with_log(
+        "a Hudi table",
+        "Hudi",
+        left_out="a Hudi table: its timeline and its log files have hidden names, which are not captured",
+        own_columns=True,
+    ),
+    "paimon": _with_log(
+        "a Paimon table",
+        "Paimon",
+        left_out="a Paimon table: its snapshots define which files are valid",
+        own_columns=True,
+    ),
+    ACID: FormatRules(
+        "a transactional table",
+        "transactional",
+        no_shadow="a transactional table cannot be external",
+        no_retention="a transactional table: its partitions belong to the transactions that wrote them; drop them in"
+        " Hive",
+        no_housekeeping="a transactional table's files belong to transactions; its compactor removes them",
+        late=True,
+    ),
+    "symlink": FormatRules(
+        "a table of symbolic links",
+        "symbolic links",
+        left_out="a table of symbolic links: its files name the source's files",
+        no_purge="a table of symbolic links: its rows are other tables' files, so erase them there",
+    ),
+    "handler": FormatRules(title="storage handler", no_purge="its data is stored by {handler}"),
+    "index": _with_log(
+        "the table of an index",
+        "Index",
+        left_out="the table of an index, which is not replicated: its rows can be computed from the indexed table",
+    ),
 }
+
+
+def rules_of(table: Table) -> FormatRules:
+    return FORMATS[table_format(table)]
 
 
 def kind_of(reason: str) -> str:
     """Returns the format of the tables that are left out for a reason; "other" for any other reason."""
-    return next((format for format, said in SAID.items() if reason.startswith(said)), "other")
+    known = ((format, rules.said) for format, rules in FORMATS.items() if rules.said)
+    return next((format for format, said in known if reason.startswith(said)), "other")
 
 
 def table_format(table: Table) -> Format:
@@ -246,13 +313,13 @@ def why_not_replicated(table: Table) -> str:
     if format == ACID and table.has_query:
         return TRANSACTIONAL_VIEW
     if format in (ICEBERG, ICEBERG_VIEW) and not _pointer(table):
-        return NO_POINTER.format(SAID[format])
+        return NO_POINTER.format(FORMATS[format].said)
     return reason_of(format)
 
 
 def reason_of(format: Format) -> str:
     """Returns the same for all tables in a format."""
-    return _REASONS.get(format, "")
+    return FORMATS[format].left_out
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------

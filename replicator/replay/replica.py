@@ -17,7 +17,7 @@ import msgspec
 from cmroot.store.place import join, normal
 from replicator.core.model import EXTERNAL, TRANSLATED, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.named_files import NAMED, NAMING, property_file, resource_file
-from replicator.core.not_replicated import ACID, SAID, iceberg_pointer, is_transactional
+from replicator.core.not_replicated import ACID, FORMATS, iceberg_pointer, is_transactional
 from replicator.metastore.events.scope import comparable
 from replicator.metastore.fields import ids
 from replicator.metastore.requests import CATALOG
@@ -96,7 +96,7 @@ def pointer_of_others(table: Table) -> str:
 def has_own_data(table: Table) -> bool:
     """Returns True if the data of a table of the target is removed when the source drops the table: it owns it, or
     became managed at the source after its last load, as transactional tables do."""
-    owns = table.owns_data or table.parameters.get(LEFT_OUT, "").startswith(SAID[ACID])
+    owns = table.owns_data or table.parameters.get(LEFT_OUT, "").startswith(FORMATS[ACID].said)
     return owns and bool(table.location) and not has_sources_data(table)
 
 

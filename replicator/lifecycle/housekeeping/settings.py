@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from replicator.core.grouping import batched
 from replicator.core.model import Table
-from replicator.core.not_replicated import ICEBERG, Format, table_format
+from replicator.core.not_replicated import rules_of
 from replicator.core.roles import is_shadow
 from replicator.core.text import Period, parse_period
 from replicator.errors import ObjectNotFound, UsageError
@@ -113,12 +113,6 @@ class LifecycleSettings:
 NOTHING = LifecycleSettings()
 
 
-_LISTED: dict[Format, str] = {
-    ICEBERG: "an Iceberg table tracks its own files; use its own snapshot expiry",
-    "acid": "a transactional table's files belong to transactions; its compactor removes them",
-}
-
-
 def read_settings(table: Table | None, defaults: LifecycleDefaults) -> LifecycleSettings:
     """Reads a table's settings; never raises. Views have none, nor have tables whose files are listed in metadata of
     their own (Iceberg, transactional tables)."""
@@ -133,7 +127,7 @@ def read_settings(table: Table | None, defaults: LifecycleDefaults) -> Lifecycle
     ):
         try:
             wanted = _switch(given, switch)
-            if wanted and (why := _LISTED.get(table_format(table))):
+            if wanted and (why := rules_of(table).no_housekeeping):
                 raise ValueError(f"{switch}: {why}")
             found[lifecycle] = _period(given, key, default, defaults) if wanted else None
         except ValueError as error:

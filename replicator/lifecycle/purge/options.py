@@ -19,7 +19,7 @@ import msgspec
 from cmroot.errors import UNREADABLE
 from cmroot.store.acid import State
 from replicator.core.model import Column, Table
-from replicator.core.not_replicated import FULL, SAID, is_transactional, table_format
+from replicator.core.not_replicated import FULL, is_transactional, rules_of
 from replicator.core.text import decode_properties, property_entries, quoted_name
 from replicator.errors import UsageError
 from replicator.lifecycle.purge.matching import (
@@ -165,8 +165,6 @@ def _days(properties: Mapping[str, str], key: str) -> timedelta:
 
 DESCRIPTOR = "dataset.descriptor"
 FIELD_PATH_ALIASES = (FIELD_PATH, "dataset.descriptor.fieldPath")
-_OWN_COLUMNS = ("delta", "hudi", "paimon")
-"""Formats of tables whose columns in the metastore may be old ones. Writers of Iceberg update them at each commit."""
 
 
 @dataclass(frozen=True)
@@ -328,8 +326,8 @@ def _without_persons(table: Table, text: str, path: str) -> WithoutPersons | Pur
         return None
     except ValueError as error:
         return PurgeGap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
-    if (format_ := table_format(table)) in _OWN_COLUMNS:
-        return PurgeGap(name, f"{SAID[format_]}: its own log has its columns, so no statement about them is checked")
+    if (rules := rules_of(table)).own_columns:
+        return PurgeGap(name, f"{rules.said}: its own log has its columns, so no statement about them is checked")
     if _has_avro_schema(table):
         return PurgeGap(name, "its Avro schema has its columns, so no statement about them is checked")
     if path and _has_value(text, path):
@@ -359,18 +357,9 @@ def _has_value(text: str, path: str) -> bool:
 
 def _foreign(table: Table) -> str:
     """Returns why only other tools may erase rows: another table format or system owns the files. Else ""."""
-    match table_format(table):
-        case "plain" | "iceberg":
-            return ""
-        case "acid":
-            return why_refused(table)
-        case "symlink":
-            return "a table of symbolic links: its rows are other tables' files, so erase them there"
-        case "handler":
-            handler = {key.lower(): value for key, value in table.parameters.items()}["storage_handler"]
-            return f"its data is stored by {handler}"
-        case known:
-            return f"{SAID[known]}: its own log determines its files, so erase with its own tools"
+    handler = {key.lower(): value for key, value in table.parameters.items()}.get("storage_handler", "")
+    refused = why_refused(table) if is_transactional(table) else ""
+    return rules_of(table).no_purge.format(handler=handler) or refused
 
 
 def is_sparks(table: Table) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cmroot.store.place import is_local, join, normal, scheme, split_authority
 from replicator.core.grouping import batched
 from replicator.core.model import Table
-from replicator.core.not_replicated import SAID, Rows, table_format
+from replicator.core.not_replicated import Rows, rules_of
 from replicator.core.roles import follows, is_shadow, mark_of
 from replicator.errors import ConfigError, Error, ObjectNotFound, UsageError
 from replicator.lifecycle.retention.config_store import ConfigStore, Key, Resolved, Settings, shown, text_of
@@ -245,7 +245,7 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
                     yield Failed(table.db, followers[table.db])
             if followers[table.db]:
                 continue
-            if why := _foreign(table):
+            if why := rules_of(table).no_retention:
                 yield Failed(f"{table.db}.{table.name}", why)
                 continue
             settings = source.settings
@@ -256,16 +256,6 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
             yield Failed(f"{table.db}.{table.name}", explained(error))
     if not found:
         yield Failed(str(asked.origin("hive.dataset") or Origin("hive.dataset", 0)), "matches no table")
-
-
-def _foreign(table: Table) -> str:
-    """Returns why partitions of a table cannot be removed with their files; empty if they can."""
-    format = table_format(table)
-    if format == "acid":
-        return f"{SAID[format]}: its partitions belong to the transactions that wrote them; drop them in Hive"
-    if format in SAID and format != "symlink":
-        return f"{SAID[format]}: its own log determines its files, so remove its data with its own tools"
-    return ""
 
 
 def explained(error: Exception) -> str:

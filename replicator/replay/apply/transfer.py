@@ -23,7 +23,7 @@ from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
-from replicator.core.not_replicated import ACID, ICEBERG, ICEBERG_VIEW, iceberg_pointer, table_format
+from replicator.core.not_replicated import iceberg_pointer, rules_of
 from replicator.core.text import count_text
 from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
@@ -41,7 +41,6 @@ from replicator.replay.squash import Lineage
 
 TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and losing one costs little
 TASK_FILES = 20_000
-LATE = (ICEBERG, ICEBERG_VIEW, ACID)  # formats whose old files are read until metadata leads to new ones
 
 
 def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool) -> CopyReport:
@@ -74,7 +73,7 @@ def remove_late(replay: Replay) -> int:
     """Recycles files that the source removed and to which pointers or write ids no longer lead (see `copy_files`).
     Returns how many. May run twice."""
     tables = [step.table for step in replay.plan.tables if step.table]
-    if not replay.reader.metadata.removed or not any(table_format(table) in LATE for table in tables):
+    if not replay.reader.metadata.removed or not any(rules_of(table).late for table in tables):
         return 0
     return run_files(replay, REMOVE, late=True).files_removed
 

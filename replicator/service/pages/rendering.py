@@ -28,6 +28,7 @@ from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Message
 
+from replicator.core.not_replicated import FORMATS
 from replicator.core.text import bound_text, count_text, duration_text, printable, size_text
 from replicator.errors import Error
 from replicator.ingestion.ingestion_request import SINGLE_USER
@@ -136,18 +137,9 @@ def css_class(state: str) -> str:
     return "ill" if state in ILL else "well" if state in WELL else "work" if state in AT_WORK else "calm"
 
 
-FORMAT_NAMES = {
-    "plain": "Hive",
-    "iceberg-view": "Iceberg view",
-    "acid": "transactional",
-    "symlink": "symbolic links",
-    "handler": "storage handler",
-}
-
-
 def format_name(format: str) -> str:
     """Formats a table's format."""
-    return FORMAT_NAMES.get(format, format.capitalize())
+    return next((rules.title for known, rules in FORMATS.items() if known == format), format)
 
 
 def role_name(role: str) -> str:
