@@ -22,7 +22,7 @@ from cmroot.store.place import Place
 from replicator.captures.apply import Fold, Rename, has_files
 from replicator.captures.inventory import GRANT_TABLES, DataObject, Inventory, KnownFile
 from replicator.core.grouping import batched
-from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
+from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Name, Table
 from replicator.errors import sqlite_error
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.constraints import ordered
@@ -266,7 +266,6 @@ class Manifest(Inventory):
 
 TABLE_BATCH = 500
 GRANTS, KNOWN = "grants", "constraints"  # state of a manifest, and of a segment that leads to it: read once
-Name = tuple[str, str]
 
 
 def completed(known: Manifest, change: kinds.SetConstraints) -> kinds.SetConstraints:

@@ -18,13 +18,12 @@ from functools import partial
 from replicator.captures.manifest import TABLE_BATCH as CONSTRAINTS_TABLES
 from replicator.captures.manifest import Manifest, walk_constraints
 from replicator.core.grouping import batched
-from replicator.core.model import Partition, Statistics, Table
+from replicator.core.model import Name, Partition, Statistics, Table
 from replicator.core.text import count_text, time_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
 from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 from replicator.metastore.events import scope
-from replicator.metastore.events.facts import Name
 from replicator.metastore.events.record import Change, DropTable, SetStatistics, partition_names
 
 ENGINES = "statistics_engines"  # state of a manifest: the engines whose statistics were read for all tables

@@ -21,7 +21,7 @@ from cmroot.store.place import join, located
 from replicator.captures.inventory import DataObject
 from replicator.captures.recording import Recording
 from replicator.captures.unlistable import beside_others
-from replicator.core.model import NotificationEvent, WriteIds
+from replicator.core.model import Name, NotificationEvent, WriteIds
 from replicator.core.not_replicated import INSERT_ONLY, is_transactional
 from replicator.errors import FormatError
 from replicator.metastore.client import MetastoreReader
@@ -29,7 +29,6 @@ from replicator.metastore.events.facts import SetWriteIds, Written
 from replicator.metastore.events.notification_log import TRANSACTIONS, message_of
 from replicator.metastore.transactions import unnamed
 
-Name = tuple[str, str]
 _KEY = "transactions"  # state of a manifest
 
 

@@ -19,6 +19,10 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 """Thrift's i32. Checked when a value is read from a file, because a larger number breaks the call that sends it."""
 
 
+Name = tuple[str, str]
+"""A table: (database, table)."""
+
+
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base class of the values below: immutable, compared by content, JSON without defaults."""
 

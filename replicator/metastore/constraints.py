@@ -16,10 +16,8 @@ from hmsclient.genthrift.hive_metastore import ttypes
 import replicator.metastore.fields  # noqa: F401  adds structs
 from cmroot.errors import FormatError
 from cmroot.names import HINT
-from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY_KEY, UNIQUE, Constraint
+from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY_KEY, UNIQUE, Constraint, Name
 from replicator.metastore import codecs
-
-Name = tuple[str, str]
 
 
 class Kind(NamedTuple):

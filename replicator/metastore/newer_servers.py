@@ -23,13 +23,12 @@ from thrift.Thrift import TApplicationException
 
 from replicator.core.connections import MetastoreConfig
 from replicator.core.grouping import batched
-from replicator.core.model import HIVE, ColumnStatistic, Database, Partition, Statistics, Table
+from replicator.core.model import HIVE, ColumnStatistic, Database, Name, Partition, Statistics, Table
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError, ObjectNotFound, Refused
 from replicator.metastore import requests
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.metastore.connection import NO_LIMIT, Connections
-from replicator.metastore.constraints import Name
 from replicator.metastore.fields import method, qualified
 from replicator.metastore.requests import CATALOG, Send
 from replicator.metastore.transactions import OF_WRITERS, without_values

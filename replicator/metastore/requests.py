@@ -27,6 +27,7 @@ from replicator.core.model import (
     Constraint,
     Database,
     Function,
+    Name,
     NotificationEvent,
     Partition,
     Statistics,
@@ -36,7 +37,7 @@ from replicator.core.not_replicated import POINTER
 from replicator.metastore.codecs import from_text, from_thrift, partial_shape, to_thrift
 from replicator.metastore.concurrency import TABLE_WEIGHT, side_by_side
 from replicator.metastore.connection import Connections
-from replicator.metastore.constraints import KINDS, Name, from_structs, ordered, to_structs
+from replicator.metastore.constraints import KINDS, from_structs, ordered, to_structs
 from replicator.metastore.fields import method
 from replicator.metastore.interface_rows import METHODS
 

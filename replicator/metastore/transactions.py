@@ -17,13 +17,12 @@ import xxhash
 from hmsclient.genthrift.hive_metastore import ttypes
 
 from replicator.core.grouping import batched
-from replicator.core.model import Partition, Table, WriteIds
+from replicator.core.model import Name, Partition, Table, WriteIds
 from replicator.core.not_replicated import NO_TRANSACTIONS, NO_WRITE_IDS
 from replicator.errors import MetastoreError
 from replicator.metastore import requests
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.concurrency import is_since_3
-from replicator.metastore.constraints import Name
 from replicator.metastore.fields import method
 from replicator.metastore.requests import Send
 

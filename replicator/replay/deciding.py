@@ -10,7 +10,7 @@ import msgspec
 
 from cmroot.store.place import relative
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.core.model import Table
+from replicator.core.model import Name, Table
 from replicator.core.not_replicated import (
     NAMES_SOURCE,
     NO_TRANSACTIONS,
@@ -26,7 +26,7 @@ from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.metastore.events.scope import Patterns
 from replicator.replay.placement import Placement, is_same_directory
-from replicator.replay.plan import LeftOut, Name, Plan, TablePlan
+from replicator.replay.plan import LeftOut, Plan, TablePlan
 from replicator.replay.replica import LEFT_OUT, has_sources_data, replica_database, replica_function, replica_table
 from replicator.replay.server_rules import (
     NO_CONSTRAINT,

@@ -25,7 +25,7 @@ from cmroot.store.local import is_directory
 from cmroot.store.place import Place, is_local, is_within, join, local_path, located, normal, parent, resolved
 from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
-from replicator.core.model import Partition, Table, partition_name
+from replicator.core.model import Name, Partition, Table, partition_name
 from replicator.core.roles import RoleMark, is_shadow, mark_of
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
@@ -154,8 +154,6 @@ def _objects(clearing: Clearing) -> Iterator[str]:
 
 # ---- neighbours ------------------------------------------------------------------------------------------------------
 
-
-Name = tuple[str, str]
 
 _TABLES = 500  # tables per read
 

@@ -15,7 +15,7 @@ import msgspec
 
 from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
-from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Table
+from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Name, Table
 from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import (
     NO_TRANSACTIONS,
@@ -200,9 +200,6 @@ def of_published_tables(placement: Placement, squashed: Squashed) -> Placement:
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
-
-
-Name = tuple[str, str]
 
 
 @dataclass

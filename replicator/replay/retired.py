@@ -36,10 +36,11 @@ from cmroot.store.place import (
     resolved,
     touches,
 )
+from replicator.core.model import Name
 from replicator.core.not_replicated import NotReplicated, renamed
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.neighbours import Holder, Leaving, Name, Neighbours, clear
+from replicator.replay.neighbours import Holder, Leaving, Neighbours, clear
 from replicator.replay.placement import PUBLISHED
 from replicator.replay.replica import LOADING
 

@@ -18,14 +18,23 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import join, relative
-from replicator.core.model import Constraint, Database, Function, Partition, RoleMembers, Statistics, Table, WriteIds
+from replicator.core.model import (
+    Constraint,
+    Database,
+    Function,
+    Name,
+    Partition,
+    RoleMembers,
+    Statistics,
+    Table,
+    WriteIds,
+)
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.facts import Written
 from replicator.metastore.events.record import ChangeRecord
 from replicator.metastore.events.scope import UnreadEvents
 
-Name = tuple[str, str]
 Move = tuple[int, str, str]  # from a position on, the content of the first directory is located in the second
 
 

@@ -18,6 +18,7 @@ from cmroot.log.captured import Capture, Segment
 from cmroot.store.place import as_written
 from replicator.captures.dumps.layout import FINISHED, Point, Scope, open_parts
 from replicator.captures.manifest import read_records
+from replicator.core.model import Name
 from replicator.core.named_files import NAMED
 from replicator.core.option import LogMoment, parse_moment
 from replicator.core.text import PartitionFilter
@@ -25,8 +26,6 @@ from replicator.errors import BootstrapNeeded, FormatError, UsageError
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.record import Change, ChangeRecord
 from replicator.metastore.events.scope import Patterns, matches_name
-
-Name = tuple[str, str]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,7 @@ changes of grants and of write ids, which `record` adds to its kinds."""
 
 from __future__ import annotations
 
-from replicator.core.model import Database, Function, Grant, Partition, RoleMembers, Table, Value, WriteIds
-
-Name = tuple[str, str]
-"""(database, table)."""
+from replicator.core.model import Database, Function, Grant, Name, Partition, RoleMembers, Table, Value, WriteIds
 
 
 class Facts(Value, frozen=True, omit_defaults=True):

@@ -20,13 +20,14 @@ from replicator.core.model import (
     Constraint,
     Database,
     Function,
+    Name,
     Partition,
     Statistics,
     Table,
     Value,
     partition_name,
 )
-from replicator.metastore.events.facts import Facts, Name, OfDatabase, OfTable, Unannounced
+from replicator.metastore.events.facts import Facts, OfDatabase, OfTable, Unannounced
 from replicator.metastore.events.facts import SetGrants as SetGrants
 from replicator.metastore.events.facts import SetRoles as SetRoles
 from replicator.metastore.events.facts import SetWriteIds as SetWriteIds
@@ -415,8 +416,7 @@ def encode(record: ChangeRecord) -> bytes:
 
 
 def decode_line(line: bytes, place: str = "") -> ChangeRecord:
-    """Returns the record in one line of the file at `place`. Raises FormatError if the line is not a record, or if its
-    names lead to a path outside their database."""
+    """Returns the record in a line of the file at `place`. Raises FormatError if it is none, or names lead outside."""
     try:
         record = _decoder.decode(line)
     except UNREADABLE as error:

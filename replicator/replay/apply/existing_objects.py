@@ -26,14 +26,14 @@ from cmroot.store.listing import FileState, list_tree
 from cmroot.store.place import Place, is_local, join, local_path, normal, relative, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.grouping import batched, shared
-from replicator.core.model import Database, partition_name
+from replicator.core.model import Database, Name, partition_name
 from replicator.errors import DatabaseMoved, ObjectExists, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.origins import exists
 from replicator.replay.apply.staging import is_stamped
 from replicator.replay.apply.work import Replay, Work
 from replicator.replay.neighbours import Neighbours, Occupant
-from replicator.replay.plan import Name, Plan, TablePlan
+from replicator.replay.plan import Plan, TablePlan
 from replicator.replay.replica import SOURCE
 from replicator.replay.squash import surviving_partitions
 

@@ -25,7 +25,7 @@ from replicator.captures.dumps.dump import confirm
 from replicator.captures.dumps.layout import DumpReader
 from replicator.core.audit import record_begun
 from replicator.core.logging import tell_event
-from replicator.core.model import Function
+from replicator.core.model import Function, Name
 from replicator.core.not_replicated import ACID, DELTA, ICEBERG, INCOMPLETE, PLAIN, LoadCounts, NotReplicated, merged
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
@@ -51,7 +51,7 @@ from replicator.replay.apply.transfer import (
 from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
 from replicator.replay.placement import with_seen
-from replicator.replay.plan import Name, Plan
+from replicator.replay.plan import Plan
 from replicator.replay.server_rules import NO_CONSTRAINT
 from replicator.replay.squash import gathered, surviving_partitions
 

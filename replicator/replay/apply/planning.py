@@ -16,7 +16,7 @@ from cmroot.store.place import as_written, join, normal, tidied
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DumpReader, Keys
 from replicator.core.config import Brake
-from replicator.core.model import Database
+from replicator.core.model import Database, Name
 from replicator.core.not_replicated import NotReplicated, Report, is_transactional
 from replicator.core.policy import Principals
 from replicator.core.runtime import Runtime
@@ -33,7 +33,6 @@ from replicator.replay.deciding import can_become, lack_constraints, lack_grants
 from replicator.replay.placement import Placement
 from replicator.replay.plan import (
     FileRules,
-    Name,
     Plan,
     Sharing,
     TablePlan,

@@ -14,7 +14,7 @@ import msgspec
 from cmroot.names import foreign
 from cmroot.store.place import Place, join, located, normal, relative
 from replicator.core.grouping import batched
-from replicator.core.model import Partition, Table
+from replicator.core.model import Name, Partition, Table
 from replicator.core.not_replicated import is_transactional
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
@@ -24,7 +24,7 @@ from replicator.replay.apply.transfer import clone
 from replicator.replay.apply.work import Work, leaving_partitions
 from replicator.replay.neighbours import Leaving, is_link
 from replicator.replay.placement import at_place, lies_by_name, not_noted, table_at_place, with_path, without_path
-from replicator.replay.plan import LeftOut, Name, Plan, TablePlan, is_moved_by_renaming, of_kind, staging_of
+from replicator.replay.plan import LeftOut, Plan, TablePlan, is_moved_by_renaming, of_kind, staging_of
 from replicator.replay.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
 from replicator.replay.retired import Retired
 from replicator.replay.squash import PartitionFate

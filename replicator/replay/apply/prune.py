@@ -16,7 +16,7 @@ from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal, relative, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
 from replicator.core.grouping import batched, shared
-from replicator.core.model import Partition, partition_name
+from replicator.core.model import Name, Partition, partition_name
 from replicator.core.not_replicated import ACID, DELTA, ICEBERG, PLAIN, Format, table_format
 from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
@@ -35,7 +35,7 @@ from replicator.replay.apply.work import (
     run_recycle_task,
     to_recycle,
 )
-from replicator.replay.neighbours import Clearing, Free, Leaving, Name, to_clear
+from replicator.replay.neighbours import Clearing, Free, Leaving, to_clear
 from replicator.replay.plan import FileRules, Plan, TablePlan
 from replicator.replay.retired import Retired, note_retired, reported
 from replicator.replay.squash import Lineage, surviving_partitions

@@ -23,6 +23,7 @@ from replicator.core.model import (
     Constraint,
     Grant,
     Member,
+    Name,
     RoleMembers,
     Statistics,
     Table,
@@ -48,7 +49,6 @@ from replicator.replay.server_rules import (
     with_lack,
 )
 
-Name = tuple[str, str]
 There = dict[Name, tuple[Constraint, ...]]
 Wanted = tuple[tuple[Grant, ...], bool]
 

@@ -24,13 +24,13 @@ from cmroot.store.place import located
 from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.core.model import WriteIds
+from replicator.core.model import Name, WriteIds
 from replicator.core.not_replicated import is_transactional
 from replicator.errors import Refused
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.transactions import not_shown, policy_of, unnamed
 from replicator.replay.apply.origins import Wanted, directory_of
-from replicator.replay.plan import EntryKey, FileRules, Name, Plan, TablePlan
+from replicator.replay.plan import EntryKey, FileRules, Plan, TablePlan
 
 # ---- directories, on executors ---------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from cmroot.store.place import give_rights, is_local, join, local_path, located,
 from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.core.grouping import batched
-from replicator.core.model import Partition, Table
+from replicator.core.model import Name, Partition, Table
 from replicator.core.not_replicated import iceberg_pointer, rules_of
 from replicator.core.text import count_text
 from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
@@ -34,7 +34,7 @@ from replicator.replay.apply.origins import Roots
 from replicator.replay.apply.staging import Attempt, fenced, give_up_attempts, noted
 from replicator.replay.apply.work import Replay, Work
 from replicator.replay.placement import is_published
-from replicator.replay.plan import Name, Plan, TablePlan
+from replicator.replay.plan import Plan, TablePlan
 from replicator.replay.replica import pointer_of_others
 from replicator.replay.retired import Retired
 from replicator.replay.squash import Lineage

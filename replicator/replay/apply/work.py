@@ -30,7 +30,7 @@ from cmroot.store.place import (
 )
 from replicator.captures.dumps.layout import DumpReader
 from replicator.core.grouping import batched
-from replicator.core.model import Partition, Table, partition_name
+from replicator.core.model import Name, Partition, Table, partition_name
 from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
@@ -41,7 +41,7 @@ from replicator.replay.apply.copying import remove_file
 from replicator.replay.apply.origins import KeyedExecutor, Outcomes, Roots
 from replicator.replay.apply.staging import OPEN, Claims, Fence, fenced, remove_above, sweep_empty
 from replicator.replay.apply.staging import is_published as is_stamped_by_load
-from replicator.replay.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear, is_link
+from replicator.replay.neighbours import Clearing, Free, Leaving, Neighbours, SparedPlace, clear, is_link
 from replicator.replay.placement import BY_NAME, is_published, lies_by_name, not_noted, noted
 from replicator.replay.plan import Plan, TablePlan
 from replicator.replay.replica import has_own_data, has_sources_data

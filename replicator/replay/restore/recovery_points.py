@@ -19,10 +19,9 @@ import msgspec
 from cmroot.log.captured import Segment
 from replicator.captures.dumps.layout import Point
 from replicator.captures.dumps.selection import resolve_until
-from replicator.core.model import Database
+from replicator.core.model import Database, Name
 from replicator.core.option import LogMoment, parse_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
-from replicator.metastore.events.facts import Name
 from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 
 _TELLING = (b'"events_lost"', b'"create_database"', b'"drop_database"')  # kinds as written in a record's JSON
