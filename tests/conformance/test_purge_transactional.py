@@ -75,7 +75,8 @@ def values(*homes: Path, backups: bool = False) -> list[int]:
     """All ids in all files of rows, whoever reads these."""
     found: list[int] = []
     for path in sorted(path for home in homes for path in home.rglob("*")):
-        if not path.name.startswith(("bucket_", "000")) or (not backups and "/_purge-" in str(path)):
+        hidden = "/.hive-staging" in str(path) or (not backups and "/_purge-" in str(path))
+        if hidden or not path.name.startswith(("bucket_", "000")):
             continue
         table: Any = (orc if path.read_bytes()[:3] == b"ORC" else pq).read_table(str(path))
         rows = table["row"].to_pylist() if "row" in table.column_names else table.to_pylist()

@@ -11,12 +11,24 @@ import pyarrow as pa
 import pytest
 from pyarrow import orc
 
+from cmroot.store.acid import State
 from cmroot.store.blocks import Unsupported
+from cmroot.store.listing import FileState
 from cmroot.store.place import Place
 from replicator.lifecycle.purge.rewrite import orc_footer
 from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc
 from replicator.lifecycle.purge.rewrite.orc_footer import BYTES, KEYS, Pieces, dict_of, read_message, read_tail
-from replicator.lifecycle.purge.transactional_files import COLUMNS
+from replicator.lifecycle.purge.table_files import Look
+from replicator.lifecycle.purge.transactional_files import (
+    COLUMNS,
+    OPEN,
+    STREAMED,
+    is_compacted_since,
+    only,
+    tops_of,
+    unsearched,
+    without,
+)
 
 ROWS = 150_000
 ACID = {b"hive.acid.key.index": b"1,536870912,9;", b"hive.acid.stats": b"150000,0,0", b"hive.acid.version": b"2"}
@@ -72,3 +84,27 @@ def test_keys_of_a_later_hive_are_refused(tmp_path: Path) -> None:
         rewrite_orc(
             a_file({**ACID, b"hive.acid.later": b"1"}), nullcontext(out), ("row", "id"), pa.array([1], pa.int32())
         )
+
+
+def listed(*paths: str) -> Look:
+    return Look(tuple(FileState(path, 1, 1, path) for path in paths))
+
+
+def test_directories_of_open_and_of_streaming_writers_are_left_out() -> None:
+    state = State(high=7, open=frozenset({5}))
+    names = ("base_4/b", "delta_5_5_0/b", "delta_6_6_0/b", "delta_7_7/b", "delta_7_7/b_flush_length", "delta_8_8_0/b")
+    look = listed(*names)
+    assert unsearched(look, state) == {"delta_5_5_0": OPEN, "delta_7_7": STREAMED, "delta_8_8_0": OPEN}
+    assert tops_of(without(look, unsearched(look, state))) == {"base_4", "delta_6_6_0"}
+    assert unsearched(listed("base_5/b"), state) == {"base_5": OPEN}
+    assert unsearched(look, None) == {}
+
+
+def test_what_writers_add_is_no_change_of_what_was_searched() -> None:
+    before = listed("base_4/b", "delta_6_6_0/b")
+    later = listed("base_4/b", "delta_6_6_0/b", "delta_9_9_0/b", "delta_10_20/b")
+    assert only(later, tops_of(before)).digest == before.digest
+    assert only(listed("base_4/b"), tops_of(before)).digest != before.digest
+    assert not is_compacted_since(before, later)
+    assert is_compacted_since(before, listed("base_4/b", "delta_6_6_0/b", "base_6/b"))
+    assert is_compacted_since(before, listed("base_4/b", "delta_6_6_0/b", "delta_5_9/b"))

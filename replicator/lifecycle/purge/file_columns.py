@@ -35,7 +35,7 @@ from replicator.lifecycle.purge.rewrite.avro import read_schema
 from replicator.lifecycle.purge.rewrite.formats import AvroType, Kind, Names, format_of, has_no_names
 from replicator.lifecycle.purge.rewrite.line_files import decompressed, lines_of
 from replicator.lifecycle.purge.table_files import Look, Part, is_data, look_at
-from replicator.lifecycle.purge.transactional_files import COLUMNS, WITHOUT_IDS, unsearched, without
+from replicator.lifecycle.purge.transactional_files import COLUMNS, WITHOUT_IDS, tops_of, unsearched, without
 
 SHOWN = 3  # columns and files that a reason names
 REASONS = 10  # of one location
@@ -347,7 +347,7 @@ class Looked(msgspec.Struct, frozen=True):
     texts: tuple[tuple[str, str], ...] = ()
     large: str = ""
     left_out: dict[str, str] = {}
-    directories: tuple[str, ...] = ()
+    directories: frozenset[str] | None = None
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -390,7 +390,8 @@ def run_looks_task(task: LooksTask) -> list[Looked]:
 
 def _looked(task: LooksTask, location: str, look: Look) -> Looked:
     left_out = unsearched(look, task.state)
-    data = _data(without(look, left_out))
+    searched = without(look, left_out)
+    data = _data(searched)
     nested = next((name for name in data if "/" in name or name.endswith(COPYING)), "")
     unread = [*look.unnamed, *look.passed_over]
     more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
@@ -405,9 +406,8 @@ def _looked(task: LooksTask, location: str, look: Look) -> Looked:
         left = tuple(Share(location, task.wanted, index, of, -(-len(data) // of), task.state) for index in range(of))
     texts = tuple(dict(task.texts.at(location, look)).items()) if task.texts else ()
     large = next((name for name, size in look.marks if size > MARK_BYTES), "")
-    directories = tuple(sorted({name.partition("/")[0] for name in data})) if task.state else ()
-    found = (nested, ", ".join(unread[:3]) + more, misread, columns, left, texts, large, left_out, directories)
-    return Looked(location, look.digest, *found)
+    found = (nested, ", ".join(unread[:3]) + more, misread, columns, left, texts, large, left_out)
+    return Looked(location, searched.digest, *found, tops_of(searched) if task.state else None)
 
 
 def _data(look: Look) -> list[str]:

@@ -177,14 +177,8 @@ def searched(
     own = onboarded.table.storage
     nested = any(each.nested for each in looked.values())
     alike = [part for part in parts if own and _format_key(part.storage) == _format_key(own)]
-    filled = [looked[part.location] for part in alike if looked[part.location].directories]
-    found = search(
-        ids,
-        onboarded,
-        [place for each in filled for place in _places(each)],
-        converted=len(alike) == len(parts) and not nested,
-        pushdown=pushdown,
-    )
+    read = [place for part in alike for place in _places(looked[part.location])] if onboarded.state else []
+    found = search(ids, onboarded, read, converted=len(alike) == len(parts) and not nested, pushdown=pushdown)
     deep = onboarded.is_key or not found.escaped or onboarded.state is not None
     gaps = list(_gaps(onboarded.name, parts, looked, deep=deep))
     if onboarded.state is not None and len(alike) < len(parts):
@@ -330,9 +324,10 @@ def _ids_in(ids: Ids, onboarded: Onboarded, kind: str, name: str, places: Sequen
 
 
 def _places(looked: Looked) -> list[str]:
-    """Returns what Spark reads of a location: the whole of it, or its directories but those that are not searched."""
-    left = set(looked.directories) - looked.left_out.keys()
-    return [join(looked.location, each) for each in left] if looked.left_out else [looked.location]
+    """Returns what Spark reads of a location: the whole of it, or of a transactional table the listed directories."""
+    if looked.directories is None:
+        return [looked.location]
+    return [join(looked.location, each) for each in sorted(looked.directories)]
 
 
 def _format_key(storage: Storage) -> tuple[str | None, str | None]:

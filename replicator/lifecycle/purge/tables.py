@@ -19,7 +19,7 @@ from replicator.core.grouping import batched
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge import searching
-from replicator.lifecycle.purge.file_columns import look_at_all
+from replicator.lifecycle.purge.file_columns import Looked, look_at_all
 from replicator.lifecycle.purge.file_names import (
     Drop,
     Matched,
@@ -41,6 +41,7 @@ from replicator.lifecycle.purge.spark_work import prove, stage_by_spark
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, TableDone, Unit
 from replicator.lifecycle.purge.swapping import Staged, Staging, drop_column_statistics, settle_counts, stage
 from replicator.lifecycle.purge.table_files import (
+    Look,
     Part,
     look_at,
     new_files_location,
@@ -53,10 +54,9 @@ from replicator.lifecycle.purge.transactional_files import (
     COMPACTS,
     compacting,
     is_compacted_since,
+    only,
     table_in_spark,
-    unsearched,
     with_write_ids,
-    without,
 )
 from replicator.lifecycle.removal.job import Remover
 from replicator.lifecycle.removal.removal import LegalHold, forbidden, read_holds
@@ -68,13 +68,17 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class TableSearch:
-    """One search of a table: all its partitions as read before the search, and the digest of each location."""
+    """One search of a table: all its partitions as read before it, and what was listed at each location."""
 
     number: int
     onboarded: Onboarded
     parts: dict[str, Part]
-    digests: dict[str, str]
+    looked: dict[str, Looked]
     found: Search
+
+    def look_again(self, part: Part) -> Look:
+        """Lists what was searched of a location; of others only what is in the way of a purge."""
+        return only(look_at(part.location), self.looked[part.location].directories)
 
 
 @dataclass
@@ -168,8 +172,7 @@ class TableWork:
         late = [gap for gap in done.gaps if gap.reason == COMPACTED]
         found, gaps = searched(self.ids, onboarded, parts, looked, pushdown=pushdown)
         done.gaps = [*late, *gaps, *names.gaps(parts)]
-        digests = {location: each.digest for location, each in looked.items()}
-        return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
+        return TableSearch(number, onboarded, {part.name: part for part in parts}, looked, found)
 
     def _attempt(self, attempt: TableSearch, ended: set[str], done: TableDone) -> list[Unit]:
         """Returns the units to retry. ended: names that earlier attempts have finalised; adds this attempt's."""
@@ -284,7 +287,7 @@ class TableWork:
         self, attempt: TableSearch, units: list[Unit], matched: Matched, found: str, done: TableDone, advance: Advance
     ) -> list[Unit]:
         """Writes, compares, swaps, records. Returns the units to retry. found: the location of the matches."""
-        onboarded, digests = attempt.onboarded, attempt.digests
+        onboarded = attempt.onboarded
         again: list[Unit] = []
         ended: list[Unit] = []
         stagings: dict[str, Staging] = {}
@@ -297,8 +300,8 @@ class TableWork:
             if why := self.forbidden_now(unit, part, holds):
                 ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
                 continue
-            look = look_at(part.location)
-            if look.digest != digests[part.location]:
+            look = attempt.look_again(part)
+            if look.digest != attempt.looked[part.location].digest:
                 again.append(unit.at("FAILED", self.remover.clock, reason="its files changed during the search"))
                 continue
             if unit.partition in compacts:
@@ -318,7 +321,7 @@ class TableWork:
                 continue
             stagings[unit.partition] = Staging(
                 part,
-                without(look, unsearched(look, onboarded.state)),
+                look,
                 unit.new,
                 format_,
                 {name: rows for name, (_, rows) in files.items()},
@@ -348,7 +351,7 @@ class TableWork:
         )
         changed: dict[str, str] = {}
         for name, each in list(going.items()):
-            if look_at(each.staging.part.location).digest != digests[each.staging.part.location]:
+            if attempt.look_again(each.staging.part).digest != each.staging.look.digest:
                 changed[name] = "its files changed during the rewrite"
                 del going[name]
         for name, proved in prove(self.ids.session, onboarded, [each.staging for each in going.values()]).items():

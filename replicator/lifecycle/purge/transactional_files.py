@@ -7,7 +7,7 @@ What cannot be searched or rewritten, files without row ids and rows of open tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from cmroot.store.acid import State, parse
+from cmroot.store.listing import FileState
 from replicator.core.model import Column, Table
 from replicator.core.not_replicated import FULL, INSERT_ONLY, is_transactional
 from replicator.core.text import quoted_name
@@ -78,10 +79,25 @@ def unsearched(look: Look, state: State | None) -> dict[str, str]:
     return found
 
 
-def without(look: Look, directories: Mapping[str, str]) -> Look:
+def without(look: Look, directories: Collection[str]) -> Look:
     """Returns a listing without these directories."""
-    kept = tuple(each for each in look.files if each.path_relative.partition("/")[0] not in directories)
-    return msgspec.structs.replace(look, files=kept)
+    return msgspec.structs.replace(look, files=tuple(each for each in look.files if _top(each) not in directories))
+
+
+def only(look: Look, directories: Collection[str] | None) -> Look:
+    """Returns a listing of these directories: writers add others, and never change one. None: all of it."""
+    if directories is None:
+        return look
+    return msgspec.structs.replace(look, files=tuple(each for each in look.files if _top(each) in directories))
+
+
+def tops_of(look: Look) -> frozenset[str]:
+    """Returns the directories of a listing, and the files in none."""
+    return frozenset(map(_top, look.files))
+
+
+def _top(file: FileState) -> str:
+    return file.path_relative.partition("/")[0]
 
 
 def kind_of(table: Table) -> str:
@@ -127,9 +143,9 @@ def compacting(metastore: Any, onboarded: Onboarded) -> frozenset[str]:
 
 
 def is_compacted_since(before: Look, now: Look) -> bool:
-    """Returns True if a directory of several write ids is new, as compactors make them."""
-    tops = [{each.path_relative.partition("/")[0] for each in look.files} for look in (before, now)]
-    return any(made.is_wide for made in map(parse, tops[1] - tops[0]) if made)
+    """Returns True if a directory of several write ids is new, and has some that were searched, as of a compactor."""
+    newest = max((made.high for made in map(parse, tops_of(before)) if made), default=0)
+    return any(made.is_wide and made.low <= newest for made in map(parse, tops_of(now) - tops_of(before)) if made)
 
 
 def is_note(name: str, size: int) -> bool:
