@@ -123,9 +123,10 @@ def test_rows_are_erased_from_all_directories_and_the_others_keep_their_ids(acid
 
 
 def test_rows_of_open_transactions_and_rows_without_ids_are_named(acid: AcidLab) -> None:
-    made(acid)
-    acid.insert(1, 2)
-    leave_open(acid.hive.uri, Path(acid.hive.warehouse), f"insert into {acid.side}.t values (3, 'was open')")
+    acid.run(f"create table {{db}}.t (name string, id int) {ORC}", "insert into {db}.t values ('n1', 1), ('n2', 2)")
+    acid.run(f"alter table {{db}}.t set tblproperties ({PERSONS})", "alter table {db}.t add columns (city string)")
+    acid.run("insert into {db}.t values ('n1', 1, 'c1'), ('n2', 2, 'c2')")
+    leave_open(acid.hive.uri, Path(acid.hive.warehouse), f"insert into {acid.side}.t values ('was open', 3, 'c3')")
     made(acid, "raw", "stored as orc")
     acid.insert(1, 2, name="raw")
     acid.run("alter table {db}.raw set tblproperties ('transactional'='true')")
@@ -136,7 +137,8 @@ def test_rows_of_open_transactions_and_rows_without_ids_are_named(acid: AcidLab)
     gaps = {gap["table"].partition(".")[2]: gap["reason"] for gap in done.output["gaps"]}
     assert gaps.keys() == {"t", "raw"}
     assert "transactions that are open" in gaps["t"] and "without row ids" in gaps["raw"]
-    assert values(acid.source.home / "t") == [1, 3]
+    assert values(acid.source.home / "t") == [1, 1, 3]
+    assert sorted(acid.run("select * from {db}.t")) == [["n1", "1", "NULL"], ["n1", "1", "c1"]]
     assert values(acid.source.home / "raw") == [1, 2, 3]
 
 
