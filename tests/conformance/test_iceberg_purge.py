@@ -279,6 +279,7 @@ def column(uri: str, db: str) -> list[str]:
     return [str(each) for each in found["who"].to_pylist()]
 
 
+@pytest.mark.long
 def test_a_file_that_was_put_back_is_found(fixture: Lab, lake: IcebergSpark, warehouse: Warehouse) -> None:
     """By its rows, and by its checksum."""
     table, home = make(lake, fixture, "t"), fixture.source.home / "t"
