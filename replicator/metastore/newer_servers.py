@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
@@ -31,7 +31,7 @@ from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.metastore.connection import NO_LIMIT, Connections
 from replicator.metastore.fields import method, qualified
 from replicator.metastore.requests import CATALOG, Send
-from replicator.metastore.transactions import OF_WRITERS, without_values
+from replicator.metastore.transactions import OF_WRITERS, Writer, without_values
 
 # ---- catalogs --------------------------------------------------------------------------------------------------------
 
@@ -283,7 +283,6 @@ class _WatchingCompact(_Watching, TCompactProtocol):  # type: ignore[misc]
 
 
 Columns = tuple[ColumnStatistic, ...]
-V = TypeVar("V", Table, Partition)
 
 
 def of_table(db: str, table: str, columns: Sequence[str], engine: str) -> Send:
@@ -315,11 +314,6 @@ def drop(db: str, table: str, partition: str, column: str, engine: str | None) -
     return method("delete_table_column_statistics", db, table, column, engine)
 
 
-def _inexact(thing: V) -> V:
-    kept = {key: value for key, value in thing.parameters.items() if key != "COLUMN_STATS_ACCURATE"}
-    return msgspec.structs.replace(thing, parameters=kept)
-
-
 class StatisticsCalls:
     """The part of a metastore's client for column statistics; see `client`. Calls that return several columns do not
     include when these were analyzed."""
@@ -334,15 +328,9 @@ class StatisticsCalls:
 
         def _change(self, what: str, send: Send) -> None: ...
 
-        def table(self, db: str, name: str) -> Table: ...
+        def _writer(self, name: Name) -> Writer: ...
 
-        def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]: ...
-
-        def alter_table(self, db: str, name: str, table: Table) -> None: ...
-
-        def alter_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None: ...
-
-        def _change_as_writer(self, what: str, name: Name, send: Send, stated: Callable[[Any], Send]) -> None: ...
+        def _change_as_writer(self, what: str, name: Name, send: Send, stated: Callable[[Writer], Send]) -> None: ...
 
     @cached_property
     def _engines(self) -> tuple[str, ...]:
@@ -413,18 +401,13 @@ class StatisticsCalls:
                     return
 
     def _empty(self, what: str, db: str, table: str, partition: str, column: str) -> None:
-        """Sets statistics without values of the column, which are not called exact: the server deletes none."""
+        """Sets statistics without values of the column, where the server deletes none. The same call removes the flag
+        that statistics are exact: with it, Hive would answer a minimum by a bound."""
         found = [self.table_statistics(db, table, [column])]
         if partition:
             found = [*self.partition_statistics(db, table, [column], [partition])]
         for statistics in filter(None, found):
             for engine, columns in statistics.by_engine().items():
-                structs = [without_values(requests.statistics_to_thrift(statistics, engine))] if columns else []
-                stated = methodcaller("set_statistics", structs, engine)
-                if structs:
-                    self._change_as_writer(what, (db, table), set_of_partitions(structs, engine), stated)
-        if partition:
-            for some in self.partitions(db, table, [partition]):
-                self.alter_partitions(db, table, [_inexact(each) for each in some])
-        else:
-            self.alter_table(db, table, _inexact(self.table(db, table)))
+                if columns:
+                    struct = without_values(requests.statistics_to_thrift(statistics, engine))
+                    self._change(what, self._writer((db, table)).without_view().set_statistics([struct], engine))

@@ -138,6 +138,11 @@ class Writer:
         lists = (str(min(ids.open, default=NO_LIMIT)), *(",".join(map(str, some)) for some in (ids.open, ids.aborted)))
         return cls(newest, ":".join((".".join(name), str(max(ids.high, newest)), *lists)))
 
+    def without_view(self) -> Writer:
+        """Returns the writer as one that sees no write id: a server then removes the flag that statistics are exact, as
+        another may have written them (ObjectStore.isCurrentStatsValidForTheQuery)."""
+        return Writer(self.id, f"{self.valid.partition(':')[0]}:0:0:0:")
+
     def alter_table(self, db: str, name: str, table: Table) -> Send:
         struct = requests.struct_of(table)
         struct.writeId = self.id
@@ -255,7 +260,10 @@ class TransactionCalls:
         except MetastoreError as error:
             if OF_WRITERS not in error.message:
                 raise
-            self._change(what, stated(Writer.newest(name, self.write_ids([name], self.snapshot())[name])))
+            self._change(what, stated(self._writer(name)))
+
+    def _writer(self, name: Name) -> Writer:
+        return Writer.newest(name, self.write_ids([name], self.snapshot())[name])
 
     def compacting(self, db: str, table: str) -> frozenset[str]:
         answer = self._read("compactions", call("show_compact", ttypes.ShowCompactRequest()))

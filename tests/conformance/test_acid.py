@@ -582,6 +582,11 @@ def test_newer_servers_as_targets(newer: AcidLab) -> None:
     there.drop_statistics(name, "p", "day=7", "id", None)
     [left] = there.partition_statistics(name, "p", ["id"], ["day=7"])
     assert {"i64": 7} not in left.columns[0].data["2"]["rec"].values()
+    [[partition]] = there.partitions(name, "p", ["day=7"])
+    assert "COLUMN_STATS_ACCURATE" not in partition.parameters
+    assert "COLUMN_STATS" in there.table(name, "t").parameters["COLUMN_STATS_ACCURATE"]
+    there.drop_statistics(name, "t", "", "id", None)
+    assert "COLUMN_STATS_ACCURATE" not in there.table(name, "t").parameters
 
 
 @pytest.mark.parametrize("newer", ["4.0", "4.2"], indirect=True)
