@@ -17,7 +17,9 @@ from cmroot.store.listing import FileState
 from cmroot.store.place import Place
 from replicator.lifecycle.purge.rewrite import orc_footer
 from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc
+from replicator.lifecycle.purge.rewrite.formats import FileFormat, Kind
 from replicator.lifecycle.purge.rewrite.orc_footer import BYTES, KEYS, Pieces, dict_of, read_message, read_tail
+from replicator.lifecycle.purge.rewrite.rewrite_task import FilesTask, FileWork, run_files_task
 from replicator.lifecycle.purge.table_files import Look
 from replicator.lifecycle.purge.transactional_files import (
     COLUMNS,
@@ -108,3 +110,13 @@ def test_what_writers_add_is_no_change_of_what_was_searched() -> None:
     assert not is_compacted_since(before, later)
     assert is_compacted_since(before, listed("base_4/b", "delta_6_6_0/b", "base_6/b"))
     assert is_compacted_since(before, listed("base_4/b", "delta_6_6_0/b", "delta_5_9/b"))
+
+
+@pytest.mark.parametrize("kind", ["orc", "parquet"])
+def test_a_file_without_a_byte_has_no_rows(tmp_path: Path, kind: Kind) -> None:
+    """Hive leaves such files, and no reader opens them."""
+    place = tmp_path / "bucket_00001"
+    place.touch()
+    work = FileWork("", place.name, str(place), str(place), "", 0, 0)
+    [done] = run_files_task(FilesTask(FileFormat(kind), "", [work]))
+    assert (done.error, done.rows) == ("", 0)

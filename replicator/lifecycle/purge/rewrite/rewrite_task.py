@@ -93,7 +93,7 @@ def _first_line(error: Exception) -> str:
 
 def _carry(format_: FileFormat, work: FileWork) -> FileDone:
     lacking = carry(work) if work.target != work.source else ""
-    rows = _count(format_, work.target) if work.data else 0
+    rows = _count(format_, work.target) if work.data and work.size else 0  # of an empty file readers read nothing
     return FileDone(work.partition, work.name, work.size, work.size, rows, lacking=lacking)
 
 
