@@ -167,10 +167,10 @@ OUTSIDE = "a Delta table that names files outside of its directory, as shallow c
 
 @dataclass(frozen=True)
 class FormatRules:
-    """Rules of commands for tables in a format. said: what a table of it is called; title: the format, on pages.
-    left_out: why none is replicated. no_shadow, no_purge, no_retention, no_housekeeping: why a drill, a purge,
-    ... leaves its tables alone; "" if it does not. late: what the source has removed is read on the replica until
-    metadata leads to newer files. own_columns: the metastore's columns may be old ones: the log has the table's."""
+    """A format as commands treat its tables. said: its name in messages, with an article; title: its name on pages.
+    left_out: why its tables are not replicated. no_shadow, no_purge, no_retention, no_housekeeping: why drills, purges,
+    retention and housekeeping skip its tables; "" if they do not. late: readers of the replica need removed files until
+    metadata names newer ones. own_columns: the log has the columns; those in the metastore may be outdated."""
 
     said: str = ""
     title: str = ""

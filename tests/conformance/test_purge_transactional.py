@@ -150,6 +150,8 @@ def test_partitions_that_a_compactor_is_to_rewrite_stay_as_they_are(acid: AcidLa
     )
     acid.run_there('alter table {db}.t compact "major"', "create external table {db}.gone (id int) stored as textfile")
     before = values(acid.target.home / "t")
+    planned = purge(acid, "--dry-run", home=acid.target.home, uri=acid.target_uri)
+    assert planned.output["partitions_failed"] == 1 and COMPACTS in planned.output["tables"][0]["units"][0]["reason"]
     done = purge(acid, home=acid.target.home, uri=acid.target_uri)
     assert done.code == 3
     [unit] = done.output["tables"][0]["units"]

@@ -22,7 +22,7 @@ import msgspec
 from cmroot.errors import FormatError
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState
-from cmroot.store.place import join, located, normal, relative
+from cmroot.store.place import is_local, join, located, normal, relative
 from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.engine import AutoEngine
 from replicator.core.text import quoted_name
@@ -150,7 +150,7 @@ def _rows(tree: Tree) -> int:
 
 
 def _continued(unit: Unit, before: Unit | None) -> Unit:
-    """Returns the unit with what an earlier part of the same run has counted: of its end, or of its begin."""
+    """Returns the unit with the counts that the same run recorded before it was killed, or before this attempt."""
     if before is None:
         return unit
     ended = before.state == "DONE"
@@ -342,7 +342,7 @@ class Lake:
         for table in self._work.directory.files():
             for row in table.to_pylist():
                 name = row["name"]
-                path = name if name.startswith("/") or "://" in name else join(unit.old, name)
+                path = name if name.startswith("/") or not is_local(name) else join(unit.old, name)
                 if row["table"] == unit.table and path not in named and located(path).exists():
                     left.append(path)
         if not left:

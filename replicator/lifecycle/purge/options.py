@@ -252,8 +252,8 @@ class WithoutPersons(msgspec.Struct, frozen=True):
 
 
 def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap | WithoutPersons:
-    """Returns what a white-listed table is. field_path: path to the column's name in the descriptor, unless the table's
-    properties define it; with neither, the descriptor's only text is the name."""
+    """Returns how a purge takes a white-listed table. field_path: path to the column's name in the descriptor, unless
+    the table's properties define it; with neither, the descriptor's only text is the name."""
     name = f"{table.db}.{table.name}"
     if table.is_view:
         return PurgeGap(name, "a view: it has no data of its own")

@@ -77,7 +77,7 @@ class TableSearch:
     found: Search
 
     def look_again(self, part: Part) -> Look:
-        """Lists what was searched of a location; of others only what is in the way of a purge."""
+        """Lists a location again: of a transactional table, the directories that were searched."""
         return only(look_at(part.location), self.looked[part.location].directories)
 
 
@@ -224,6 +224,7 @@ class TableWork:
         with self.task("search", onboarded):
             counts = searching.ask_counts(found)
         matched = by_part(list(attempt.parts.values()), counts, escaped=found.escaped)
+        compacts = compacting(self.metastore, onboarded)
         for name, files in matched.items():
             part = attempt.parts[name]
             rows = sum(rows for _, rows in files.values())
@@ -237,6 +238,8 @@ class TableWork:
                 continue
             reason = f"{rows:,} rows in {len(files):,} files have an id"
             try:
+                if name in compacts:
+                    raise Unsupported(COMPACTS)
                 format_of_files(onboarded, part.storage, part.location, files)
             except Unsupported as error:
                 reason, done.failed = f"{reason}, and {error}", done.failed + 1

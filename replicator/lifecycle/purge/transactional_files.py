@@ -134,12 +134,12 @@ def table_in_spark(table: Table) -> str:
     return quoted_name(f"replicator_purge_{xxhash.xxh3_64_hexdigest(f'{table.db}.{table.name}'.encode())}")
 
 
-def compacting(metastore: Any, onboarded: Onboarded) -> frozenset[str]:
+def compacting(metastore: MetastoreReader, onboarded: Onboarded) -> frozenset[str]:
     """Returns the partitions of a transactional table that a compactor has begun, or is to begin, to rewrite; "" is an
     unpartitioned table."""
     if onboarded.state is None:
         return frozenset()
-    return frozenset(metastore.compacting(onboarded.table.db, onboarded.table.name))
+    return metastore.compacting(onboarded.table.db, onboarded.table.name)
 
 
 def is_compacted_since(before: Look, now: Look) -> bool:
