@@ -52,7 +52,8 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
     These are the white-listed tables with a descriptor. One Spark job per table finds the rows. Partitions without
     matching rows are left alone. In the others, files with a matching row are rewritten in their own format, checked,
     and renamed over the old ones if nothing has changed concurrently; the location stays. The old files are kept as
-    a backup; see `retain`.
+    a backup; see `retain`. Of an Iceberg table there is none: Iceberg, which Spark must have, deletes the rows and
+    expires the snapshots with them.
 
     Spark reads the rows, and only in the server's default catalog (Hive 3 and newer), so there is no --catalog.
 
