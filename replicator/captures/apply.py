@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from cmroot.log.captured import ADD, FILES, RELEASE
 from replicator.captures.inventory import Ends, Inventory
+from replicator.core.formats import format_of
+from replicator.core.formats.interface import POINTER
 from replicator.core.model import MATERIALIZED_VIEW, Column, Constraint, Partition, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_file, property_files
-from replicator.core.not_replicated import PLAIN, POINTER, table_format
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.record import ChangeRecord, partition_names
 
@@ -229,11 +230,11 @@ class Fold(Inventory):
                 self._db.execute("UPDATE tables SET listed = 0 WHERE id = ?", (row_id,))
 
     def _note_format(self, table: Table) -> None:
-        found, table_id = table_format(table), self._table_id(table.db, table.name)
-        if found == PLAIN:
+        found, table_id = format_of(table), self._table_id(table.db, table.name)
+        if found.is_plain:
             self._db.execute("DELETE FROM formats WHERE table_id = ?", (table_id,))
         else:
-            self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found))
+            self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found.name))
 
     def note_all_named(self) -> None:
         """Records the files that properties of known tables and partitions name."""

@@ -28,7 +28,6 @@ from replicator.core.model import (
     Statistics,
     Table,
 )
-from replicator.core.not_replicated import Format
 from replicator.errors import sqlite_error
 from replicator.metastore.events.facts import SetWriteIds
 
@@ -78,7 +77,7 @@ class ListedTable:
     id: int
     db: str
     name: str
-    format: Format
+    format: str
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class Inventory:
     def table(self, db: str, name: str) -> Table | None:
         return next(iter(self._bodies(Table, "tables WHERE db = ? AND name = ?", db, name)), None)
 
-    def formats(self, db: str) -> dict[str, Format]:
+    def formats(self, db: str) -> dict[str, str]:
         """Returns the tables of a database in a format other than Hive's, by name."""
         rows = self._db.execute(
             "SELECT t.name, f.format FROM formats f JOIN tables t ON t.id = f.table_id WHERE t.db = ? ORDER BY t.name",

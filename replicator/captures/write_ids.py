@@ -21,8 +21,9 @@ from cmroot.store.place import join, located
 from replicator.captures.inventory import DataObject
 from replicator.captures.recording import Recording
 from replicator.captures.unlistable import beside_others
+from replicator.core.formats import FORMATS, is_transactional
+from replicator.core.formats.interface import INSERT_ONLY
 from replicator.core.model import Name, NotificationEvent, WriteIds
-from replicator.core.not_replicated import INSERT_ONLY, is_transactional
 from replicator.errors import FormatError
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.events.facts import SetWriteIds, Written
@@ -96,7 +97,7 @@ class Transactions:
         found = {}
         for db in self._known.scope():
             for name, format in self._known.formats(db).items():
-                if format == "acid" and (table := self._known.table(db, name)) and is_transactional(table):
+                if FORMATS[format].write_ids and (table := self._known.table(db, name)) and is_transactional(table):
                     found[db, name] = is_transactional(table) == INSERT_ONLY
         return found
 

@@ -18,7 +18,8 @@ from replicator.commands.policies import history as run_history
 from replicator.commands.policies import lag as run_lag
 from replicator.commands.policies import status as run_status
 from replicator.commands.policies import wait as run_wait
-from replicator.core.not_replicated import NotReplicated, kind_of
+from replicator.core.formats import kind_of
+from replicator.core.not_replicated import NotReplicated
 from replicator.core.text import bound_text, duration_text
 from replicator.errors import UsageError
 from replicator.policies.checks import NAGIOS, nagios_line

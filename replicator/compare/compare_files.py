@@ -7,30 +7,30 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import BinaryIO
 
 import msgspec
 import xxhash
 
-from cmroot.store import iceberg
 from cmroot.store.acid import State
 from cmroot.store.buckets import Listings
 from cmroot.store.checksum import checksum_at, checksum_stream
-from cmroot.store.delta import LOG, is_whole, named_files
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
-from cmroot.store.listing import FileState, Listing, list_tree, may_name_places
-from cmroot.store.place import join, located, parent, relative, scheme
+from cmroot.store.listing import FileState, Listing, may_name_places
+from cmroot.store.place import join, located, parent, scheme
 from replicator.captures.write_ids import as_on_replica
 from replicator.compare.differences import Difference, Differences
+from replicator.core.formats import FORMATS, PLAIN
 from replicator.core.model import Partition, Table
 from replicator.core.not_replicated import NotReplicated
-from replicator.errors import FormatError
 from replicator.replay.apply.copying import at_most
-from replicator.replay.apply.iceberg_files import Mover
-from replicator.replay.apply.named_places import homes_of, limit_of, reason, translated
+from replicator.replay.apply.format_files import Mover
+from replicator.replay.apply.named_places import Homes, homes_of, limit_of, reason, translated
 from replicator.replay.apply.staging import empty_directories
 from replicator.replay.placement import is_published
 from replicator.replay.replica import own_parameters
@@ -48,22 +48,22 @@ _ASKED_AT_ONCE = 16
 @dataclass(frozen=True)
 class FilePair:
     """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
-    far as the metastore knows. `delta`: a Delta table, whose log is read, too. `pointer`: the target's metadata file of
-    an Iceberg table, whose tree is read. `homes`: further locations that its
-    files may name, as for `homes_of`. `root`: the directory of a partitioned table, of which only files that no
-    partition has are compared. Of a transactional table: `state`: the source's write ids, whose files are compared;
-    `renamed`: paths on the source that differ from those on the replica."""
+    far as the metastore knows. `homes`: further locations that its files may name, as for `homes_of`. `root`: the
+    directory of a partitioned table, of which only files that no partition has are compared. `format`: the name of the
+    format as which it is compared; `pointer`: the target's metadata file to which the metastore leads readers. Of a
+    transactional table: `state`: the source's write ids, whose files are compared; `renamed`: paths on the source that
+    differ from those on the replica."""
 
     name: str
     source: str
     target: str
     size: int = 0
-    delta: bool = False
     homes: Sequence[tuple[str | None, str | None]] = ()
     root: bool = False
     pointer: str = ""
     state: State | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
+    format: str = PLAIN.name
 
     def both(self, path: str) -> tuple[str, str]:
         """Returns the places of a file on both sides, by its path on the replica."""
@@ -120,8 +120,9 @@ def _compare(
         pair = replace(pair, renamed=renamed)
     source, target = _files(here), _files(there)
     indexes = dict.fromkeys(path for path in source if may_name_places(path) and _is_index(path, source, target))
-    if pair.pointer:
-        indexes = dict.fromkeys(path for path in source if iceberg.in_tree(path) and path in target)
+    format = FORMATS[pair.format]
+    if format.translates:
+        indexes = dict.fromkeys(path for path in source if format.waits(path) and path in target)
     same = {path for path, state in source.items() if path in target and target[path].size == state.size}
     alike = [path for path in source if path in same and path not in indexes]
     part, parts = task.part
@@ -134,12 +135,12 @@ def _compare(
     if left_out:
         report.naming.append(_left_out(pair, left_out))
     _compare_names(pair, source, target, indexes, report)
-    if pair.pointer:
-        _compare_trees(pair, indexes, target, report)
+    both = _Both(pair, report, {path: state.size for path, state in target.items()} if format.reads_log else {})
+    if format.translates:
+        format.compare_translated(list(indexes), both)
     elif indexes:
         _compare_indexes(pair, source, indexes, report)
-    if pair.delta:
-        _compare_log(pair, target, report)
+    format.check(both)
     known = {each.relative for each in here.directories} if here else set()
     for name in empty_directories(there) if not pair.root else ():
         if name not in known:  # some readers fail at it; one that exists only at the source is harmless here
@@ -187,8 +188,16 @@ def _compare_names(
             _add(report, pair, "file missing", path, _bytes(wanted), None)
         elif wanted is None:
             _add(report, pair, "file extra", path, None, _bytes(found))
-        elif wanted.size != found.size and path not in indexes and not _is_translated(pair, path):
+        elif (
+            wanted.size != found.size
+            and path not in indexes
+            and not FORMATS[pair.format].is_translation(path, _Both(pair, report))
+        ):
             _add(report, pair, "file size", path, _bytes(wanted), _bytes(found))
+
+
+def _is_translated(pair: FilePair, path: str, report: FilesCompared) -> bool:
+    return FORMATS[pair.format].is_translation(path, _Both(pair, report))
 
 
 def _is_index(path: str, source: Mapping[str, FileState], target: Mapping[str, FileState]) -> bool:
@@ -224,109 +233,49 @@ def _left_out(pair: FilePair, reason: str) -> NotReplicated:
     return NotReplicated(pair.name.partition("/")[0], reason, pair.name.partition("/")[2])
 
 
-def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesCompared) -> None:
-    """Checks that the target has the files that the last version of its own log names: files may equal the source's and
-    still form a version that cannot be read."""
-    try:
-        named = _named(pair.target, target)
-    except (FormatError, OSError) as error:
-        _add(report, pair, "log", LOG, "a Delta log that can be read", str(error))
-        return
-    for path in sorted(named):
-        if is_whole(path) or path.startswith("../"):
-            _add(report, pair, "names the source", path, "a file of the table", path)
-        elif path not in target:
-            _add(report, pair, "file missing", path, "named by the last version", None)
+# ---- formats ---------------------------------------------------------------------------------------------------------
 
 
-def _named(location: str, files: Iterable[str]) -> set[str]:
-    log = f"{LOG}/"
-    names = [path[len(log) :] for path in files if path.startswith(log)]
-    return named_files(names, lambda name: (located(location) / LOG / name).open_read())
+@dataclass(frozen=True)
+class _Both:
+    """A table with a log or a tree on both sides, for its format: `Compared`."""
 
+    pair: FilePair
+    report: FilesCompared
+    files: Mapping[str, int] = field(default_factory=dict)
 
-def names_whole_paths(location: str) -> bool:
-    """Returns True if the last version of the Delta log at a location names files outside of it; False if there is no
-    log, or none that can be read."""
-    try:
-        return any(is_whole(path) or path.startswith("../") for path in _named(location, _files(list_tree(location))))
-    except (FormatError, FileNotFoundError):
-        return False
+    @property
+    def source(self) -> str:
+        return self.pair.source
 
+    @property
+    def target(self) -> str:
+        return self.pair.target
 
-# ---- Iceberg ---------------------------------------------------------------------------------------------------------
+    @property
+    def pointer(self) -> str:
+        return self.pair.pointer
 
+    @cached_property
+    def _homes(self) -> Homes:
+        return homes_of([(self.source, self.target)])
 
-def _compare_trees(
-    pair: FilePair, paths: Iterable[str], target: Mapping[str, FileState], report: FilesCompared
-) -> None:
-    """Compares the metadata files, lists and manifests that both sides have, then reads the tree of the target's
-    pointer: every file that it names is the table's, and has the recorded size."""
-    homes, own = homes_of([(pair.source, pair.target)]), relative(pair.pointer, pair.target)
-    moves = Mover(homes), Mover(homes, former=True)
+    def move(self, path: str) -> str:
+        return Mover(self._homes)(path)
 
-    def size_of(place: str, recorded: int) -> int:
-        found = target.get(relative(place, pair.target) or "")
-        return found.size if found else recorded
+    def move_any(self, path: str) -> str:
+        return Mover(self._homes, former=True)(path)
 
-    for path in paths:
-        here, there = _bytes_of(join(pair.source, path)), _bytes_of(join(pair.target, path))
-        try:
-            move = moves[iceberg.is_metadata(path) and path != own]
-            wanted = iceberg.translated(path, here, move, size_of) if here is not None else None
-        except FormatError as error:
-            _add(report, pair, "log", path, "a file of an Iceberg tree that can be read", error.message)
-            continue
-        if wanted is None or there is None or (wanted != there and not iceberg.equal(path, wanted, there)):
-            _add(report, pair, "file content", path, _checksum_of(wanted), _checksum_of(there))
-    try:
-        for each in _tree(pair.pointer):
-            below = relative(each.path, pair.target)
-            if below is None:
-                _add(report, pair, "names the source", each.path, "a file of the table", each.path)
-            elif below not in target:
-                _add(report, pair, "file missing", below, "named by the table's metadata", None)
-            elif each.size is not None and each.size != target[below].size:
-                _add(report, pair, "file size", below, f"{each.size} bytes", _bytes(target[below]))
-    except (FormatError, OSError) as error:
-        _add(report, pair, "log", pair.pointer, "an Iceberg tree that can be read", str(error))
+    def read(self, place: str) -> bytes | None:
+        with suppress(FileNotFoundError), located(place).open_stream() as stream:
+            return stream.read()
+        return None
 
+    def open(self, place: str) -> BinaryIO:
+        return located(place).open_read()
 
-def _tree(pointer: str) -> Iterator[iceberg.Reference]:
-    """Yields every file that a metadata file leads to, each list and manifest once."""
-    waiting, seen = [pointer], {pointer}
-    while waiting:
-        path = waiting.pop()
-        with located(path).open_stream() as stream:
-            data = stream.read()
-        for each in iceberg.references(path, data):
-            yield each
-            if each.kind in ("list", "manifest") and each.path not in seen:
-                seen.add(each.path)
-                waiting.append(each.path)
-
-
-def _is_translated(pair: FilePair, path: str) -> bool:
-    """Returns True if a file of an Iceberg table names rows of data files, and the target's is its translation."""
-    if not pair.pointer or not iceberg.names_rows(path):
-        return False
-    here, there = _bytes_of(join(pair.source, path)), _bytes_of(join(pair.target, path))
-    if here is None or there is None:
-        return False
-    with suppress(FormatError):
-        moved = iceberg.moved_deletes(path, here, Mover(homes_of([(pair.source, pair.target)])))
-        return moved != here and iceberg.same_deletes(moved, there)
-    return False
-
-
-def _bytes_of(place: str) -> bytes | None:
-    with suppress(FileNotFoundError), located(place).open_stream() as stream:
-        return stream.read()
-    return None
-
-
-def _checksum_of(data: bytes | None) -> str | None:
-    return None if data is None else checksum_stream(io.BytesIO(data))[0]
+    def differs(self, kind: str, path: str, wanted: str | None, found: str | None) -> None:
+        _add(self.report, self.pair, kind, path, wanted, found)
 
 
 def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report: FilesCompared) -> None:
@@ -373,7 +322,7 @@ def _crcs(pair: FilePair, path: str, having: Mapping[str, bool]) -> tuple[Crc, C
 
 def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:
     wanted, found = map(_checksum, pair.both(path))
-    if wanted != found and not _is_translated(pair, path):
+    if wanted != found and not _is_translated(pair, path, report):
         kind = "file content" if wanted and found else "file missing" if wanted else "file extra"
         _add(report, pair, kind, path, wanted, found)
 

@@ -23,39 +23,18 @@ from replicator.compare.both_sides import (
     all_names,
     read_tables,
 )
-from replicator.compare.compare_files import (
-    Alike,
-    FilePair,
-    alike_partitions,
-    names_whole_paths,
-    recorded_size,
-    without_marks,
-)
+from replicator.compare.compare_files import Alike, FilePair, alike_partitions, recorded_size, without_marks
 from replicator.compare.differences import Difference, Differences, Homes, compare, difference, without_unreturned
+from replicator.core.formats import PLAIN, format_of, is_transactional
+from replicator.core.formats.interface import AS_THEY_ARE, SUPPORTED
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.named_files import NAMED, ON_NODES, is_on_nodes
-from replicator.core.not_replicated import (
-    AS_THEY_ARE,
-    DELTA,
-    FORMATS,
-    ICEBERG,
-    ICEBERG_VIEW,
-    NOT_TAKEN,
-    OUTSIDE,
-    PROPERTY,
-    SUPPORTED,
-    NotReplicated,
-    from_property,
-    iceberg_pointer,
-    is_transactional,
-    table_format,
-    why_not_replicated,
-)
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import warehouse_of
 from replicator.metastore.concurrency import read_both
 from replicator.metastore.events.scope import comparable
-from replicator.replay.apply.named_places import of_databases, of_view
+from replicator.replay.apply.named_places import metadata_translation, of_databases
 from replicator.replay.placement import NamedPath, Placement, Translate, at_place, is_published, named_paths, with_seen
 from replicator.replay.replica import (
     LEFT_OUT,
@@ -216,15 +195,16 @@ class MetadataComparison:
             return why
         if self._comparison.formats == AS_THEY_ARE:
             return ""
-        if reason := why_not_replicated(source) or ("" if target else self._refused(sides).get(source.name, "")):
+        format = format_of(source)
+        if reason := format.why_left_out(source) or ("" if target else self._refused(sides).get(source.name, "")):
             return reason
-        if is_transactional(source):
+        if format.transactions(source):
             return self._write_ids.unknown
-        if (format := table_format(source)) in (ICEBERG, ICEBERG_VIEW):  # captures have read its tree
-            left_out = self._refused(sides, FORMATS[format].said).get(source.name, "")
-            return target.parameters.get(LEFT_OUT, "") if target else left_out
-        clone = target is None and table_format(source) == DELTA and source.location
-        return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
+        if not format.reads_log:
+            return ""
+        if target is not None:
+            return target.parameters.get(LEFT_OUT, "")
+        return self._refused(sides, format.said).get(source.name, "") or format.problem_at(source.location or "")
 
     def _refused(self, sides: DatabasePair, begin: str = NOT_TAKEN) -> dict[str, str]:
         """Returns the objects that the target lacks for reasons that begin so: its metastore rejected them."""
@@ -283,7 +263,9 @@ class MetadataComparison:
         self._lacks(name, reasons)
         self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
         paths = (path for path in named_paths(source, replica) if not source.is_view or f"/{NAMED}/" in path.target)
-        self._look_for(name, paths, of_view(source, target, placement, lambda said: self._lacks(name, [said])))
+        self._look_for(
+            name, paths, metadata_translation(source, target, placement, lambda said: self._lacks(name, [said]))
+        )
         if read.statistics is not None:
             self._compare_statistics(name, *read.statistics)
         if source.is_view and not source.is_partitioned:
@@ -296,10 +278,10 @@ class MetadataComparison:
                 if not shared:
                     yield pair
         elif source.location and target.location and not shared:
-            delta = table_format(source) == DELTA and self._comparison.formats == SUPPORTED
-            size, named = recorded_size(source.parameters), of_databases(placement)
-            pointer = iceberg_pointer(target) if self._comparison.formats == SUPPORTED else ""
-            pair = FilePair(name, source.location, target.location, size, delta, named, pointer=pointer)
+            format = format_of(source) if self._comparison.formats == SUPPORTED else PLAIN
+            size, named, pointer = recorded_size(source.parameters), of_databases(placement), format.pointer(target)
+            format = format if pointer or not format.translates else PLAIN
+            pair = FilePair(name, source.location, target.location, size, named, pointer=pointer, format=format.name)
             yield from self._files(homes, pair)
 
     def _files(self, homes: Homes, pair: FilePair) -> Iterator[FilePair]:

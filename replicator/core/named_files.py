@@ -17,8 +17,9 @@ import xxhash
 from cmroot.errors import UnknownPlace
 from cmroot.names import is_name
 from cmroot.store.place import folded, is_local, join, name_of, parent, scheme, split_authority
+from replicator.core.formats import named_metadata
+from replicator.core.formats.interface import POINTER
 from replicator.core.model import Partition, Table
-from replicator.core.not_replicated import POINTER, view_pointer
 
 NAMED = ".named"  # directory of a database; in file entries, in place of a table
 SCHEMA_URL = "avro.schema.url"  # of a table, a partition, or a serde; servers ignore its case
@@ -67,7 +68,7 @@ def resource_file(home: str | None, address: str) -> NamedFile | None:
 def property_file(home: str | None, table: Table, key: str, value: str) -> NamedFile | None:
     """Returns the file that a property of a table, or of its partition, names. None for any other property, for an
     address that is not a file's, and for a file that is captured as one of the table's data files."""
-    if key.lower() == POINTER and view_pointer(table):
+    if key.lower() == POINTER and named_metadata(table):
         return resource_file(home, value)
     if key.lower() != SCHEMA_URL or not table.location or table.is_view:
         return None
@@ -89,7 +90,7 @@ def property_files(home: str | None, table: Table, obj: Table | Partition) -> It
 
 def names_file(obj: Table | Partition) -> bool:
     """Returns True if an object has such a property: nearly none has."""
-    if isinstance(obj, Table) and view_pointer(obj):
+    if isinstance(obj, Table) and named_metadata(obj):
         return True
     return any(key.lower() == SCHEMA_URL for values in _maps(obj) for key in values)
 

@@ -10,14 +10,11 @@ import dataclasses
 import functools
 import html
 import json
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast, get_args, get_type_hints
+from typing import Any, ClassVar, cast, get_args, get_type_hints
 
 import msgspec
-
-from replicator.core.model import INDEX, Table
 
 INCOMPLETE = "incomplete"  # the status of a report that lists any
 PARTIAL = 3  # its exit code
@@ -29,6 +26,7 @@ REMOTE = (
 OF_SERVERS = ("data connector ", "resource plan ")  # begins of the names of objects that belong to no database
 UNLISTED = "all "  # begin of the name of objects that the server does not list
 SOURCE_GRANTS = "its grants at the source are left out: "  # begin of the reason of a database
+NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
 NOT_TAKEN = "the target's metastore does not take it"  # begin of the reason of such an object
 ROOM = 3500  # characters of its value: metastores store at most 4000 of a property
 
@@ -119,207 +117,6 @@ def from_property(text: str | None, database: str) -> list[NotReplicated]:
     more = word.count - len(word.first)
     rest = [NotReplicated(database, f"{more:,} more objects of it are not replicated", unknown=True)] if more else []
     return [*word.first, *rest]
-
-
-# ---- table format ----------------------------------------------------------------------------------------------------
-# Formats of tables: which of them store table metadata in files of their own. Pure: from the metastore's metadata
-# alone.
-#
-# A table in Hive's layout consists of the files in its directories, so a copy of its files is a copy of the table.
-# Other formats have a log, or name their files by absolute paths: readers of such a copy would read the source's files,
-# and writers would change them.
-
-
-Format = Literal["plain", "delta", "iceberg", "iceberg-view", "hudi", "acid", "paimon", "symlink", "handler", "index"]
-
-PLAIN: Format = "plain"
-DELTA: Format = "delta"
-ICEBERG: Format = "iceberg"
-ICEBERG_VIEW: Format = "iceberg-view"
-POINTER = "metadata_location"  # property of an Iceberg table or view, in any case: the location of its metadata file
-FormatChoice = Literal["supported", "as-they-are"]
-SUPPORTED: FormatChoice = "supported"  # replicates formats for which a copy of the files is a copy of the table
-AS_THEY_ARE: FormatChoice = "as-they-are"  # replicates all formats as if they were plain
-
-_PROVIDERS: dict[str, Format] = {"iceberg": ICEBERG, "delta": DELTA, "hudi": "hudi", "paimon": "paimon"}
-_READERS: dict[str, Format] = {
-    "org.apache.iceberg.": ICEBERG,
-    "io.delta.": DELTA,
-    "org.apache.hudi.": "hudi",
-    "com.uber.hoodie.": "hudi",
-    "org.apache.paimon.": "paimon",
-    "org.apache.hadoop.hive.ql.io.symlinktextinputformat.": "symlink",
-}
-NO_WRITE_IDS = "a transactional table: the source's metastore has no write ids, as before Hive 3"
-NO_TRANSACTIONS = "a transactional table: the target's metastore has no write ids, as before Hive 3"
-TRANSACTIONAL_VIEW = "a transactional table of a materialized view: rebuild the view on the target"
-ACID: Format = "acid"
-FULL, INSERT_ONLY = "full", "insert_only"  # kinds of transactional tables
-NAMES_SOURCE = "it has files that name a location of the source"  # begin of the reason of such an object
-NO_POINTER = "{}: the metastore does not have the location of its metadata file"  # of an Iceberg table or view
-CATALOGS = frozenset({"spark_catalog", "hive", "hive_metastore"})  # names of this metastore in the text of any view
-_IN_CATALOG = r"""(?<![\w.`"])([`"]?[\w-]+[`"]?)\s*\.\s*[`"]?({})[`"]?\s*\.\s*[\w`"]"""
-UNREPLAYED = "a transactional table: its rows depend on the source's transactions"  # of releases that replicated none
-UNTRANSLATED = "an Iceberg table: its metadata names the source's files"  # of releases that translated none
-UNTRANSLATED_VIEW = "an Iceberg view: its definition is a file of the source"  # likewise
-OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
-
-
-@dataclass(frozen=True)
-class FormatRules:
-    """A format as commands treat its tables. said: its name in messages, with an article; title: its name on pages.
-    left_out: why its tables are not replicated. no_shadow, no_purge, no_retention, no_housekeeping: why drills, purges,
-    retention and housekeeping skip its tables; "" if they do not. late: readers of the replica need removed files until
-    metadata names newer ones. own_columns: the log has the columns; those in the metastore may be outdated."""
-
-    said: str = ""
-    title: str = ""
-    left_out: str = ""
-    no_shadow: str = ""
-    no_purge: str = ""
-    no_retention: str = ""
-    no_housekeeping: str = ""
-    late: bool = False
-    own_columns: bool = False
-
-
-def _with_log(said: str, title: str, **more: Any) -> FormatRules:
-    """Returns the rules of a format whose log determines which files are valid."""
-    own = f"{said}: its own log determines its files, so"
-    tools = {"no_purge": f"{own} erase with its own tools", "no_retention": f"{own} remove its data with its own tools"}
-    return FormatRules(said, title, **tools | more)
-
-
-FORMATS: dict[Format, FormatRules] = {
-    PLAIN: FormatRules(title="Hive"),
-    DELTA: _with_log("a Delta table", "Delta", own_columns=True),
-    ICEBERG: _with_log(
-        "an Iceberg table",
-        "Iceberg",
-        no_shadow="an Iceberg table: dropping it deletes its files, regardless of its properties",
-        no_purge="",
-        no_housekeeping="an Iceberg table tracks its own files; use its own snapshot expiry",
-        late=True,
-    ),
-    ICEBERG_VIEW: _with_log(
-        "an Iceberg view",
-        "Iceberg view",
-        no_shadow="an Iceberg view: its metadata file names the replica's database",
-        late=True,
-    ),
-    "hudi": _with_log(
-        "a Hudi table",
-        "Hudi",
-        left_out="a Hudi table: its timeline and its log files have hidden names, which are not captured",
-        own_columns=True,
-    ),
-    "paimon": _with_log(
-        "a Paimon table",
-        "Paimon",
-        left_out="a Paimon table: its snapshots define which files are valid",
-        own_columns=True,
-    ),
-    ACID: FormatRules(
-        "a transactional table",
-        "transactional",
-        no_shadow="a transactional table cannot be external",
-        no_retention="a transactional table: its partitions belong to the transactions that wrote them; drop them in"
-        " Hive",
-        no_housekeeping="a transactional table's files belong to transactions; its compactor removes them",
-        late=True,
-    ),
-    "symlink": FormatRules(
-        "a table of symbolic links",
-        "symbolic links",
-        left_out="a table of symbolic links: its files name the source's files",
-        no_purge="a table of symbolic links: its rows are other tables' files, so erase them there",
-    ),
-    "handler": FormatRules(title="storage handler", no_purge="its data is stored by {handler}"),
-    "index": _with_log(
-        "the table of an index",
-        "Index",
-        left_out="the table of an index, which is not replicated: its rows can be computed from the indexed table",
-    ),
-}
-
-
-def rules_of(table: Table) -> FormatRules:
-    return FORMATS[table_format(table)]
-
-
-def kind_of(reason: str) -> str:
-    """Returns the format of the tables that are left out for a reason; "other" for any other reason."""
-    known = ((format, rules.said) for format, rules in FORMATS.items() if rules.said)
-    return next((format for format, said in known if reason.startswith(said)), "other")
-
-
-def table_format(table: Table) -> Format:
-    """Returns a table's format, by its properties, storage handler and input format. `handler`: its rows are not stored
-    in files, but in another system (HBase, JDBC). Names and values are case-insensitive."""
-    if table.kind == INDEX:
-        return "index"
-    given = {key.lower(): value.strip().lower() for key, value in table.parameters.items()}
-    kind, provider = given.get("table_type", ""), given.get("spark.sql.sources.provider", "")
-    handler = given.get("storage_handler", "")
-    reader = (table.storage.input_format or "").lower() if table.storage else ""
-    found: Format | None = _PROVIDERS.get(kind.removesuffix("-view")) or _PROVIDERS.get(provider)
-    if found is None and given.get(POINTER):
-        found = ICEBERG
-    for name in (provider, handler, reader):
-        found = found or next((each for start, each in _READERS.items() if f"{name}.".startswith(start)), None)
-    if found is not None:
-        return ICEBERG_VIEW if found == ICEBERG and table.is_view else found
-    if given.get("transactional") == "true" and not table.is_view:
-        return "acid"
-    return "handler" if handler else PLAIN
-
-
-def is_transactional(table: Table) -> str:
-    """Returns FULL for a transactional table with row ids, INSERT_ONLY for one without; empty for any other object, and
-    for a materialized view."""
-    if table_format(table) != ACID or table.has_query:
-        return ""
-    given = {key.lower(): value.strip().lower() for key, value in table.parameters.items()}
-    return INSERT_ONLY if given.get("transactional_properties") == INSERT_ONLY else FULL
-
-
-def iceberg_pointer(table: Table) -> str:
-    """Returns the location of an Iceberg table's metadata file; empty for any other table or view."""
-    return _pointer(table) if table_format(table) == ICEBERG else ""
-
-
-def view_pointer(table: Table) -> str:
-    """Returns the location of an Iceberg view's metadata file; empty for any other view or table."""
-    return _pointer(table) if table.is_view and table_format(table) == ICEBERG_VIEW else ""
-
-
-def _pointer(table: Table) -> str:
-    return {key.lower(): value for key, value in table.parameters.items()}.get(POINTER, "")
-
-
-def in_catalog(text: str, databases: Mapping[str, str]) -> str:
-    """Returns which renamed database (source name -> target name) an Iceberg view's text names in a catalog, as far as
-    that may be this metastore: only its readers know; "" for none."""
-    names = "|".join(re.escape(before) for before, after in databases.items() if before.lower() != after.lower())
-    found = re.search(_IN_CATALOG.format(names), text, re.IGNORECASE) if names else None
-    if found is None or found[1].strip('`"').lower() in CATALOGS:
-        return ""
-    return f"names {found[2]} in the catalog {found[1]}"
-
-
-def why_not_replicated(table: Table) -> str:
-    """Returns why a load cannot make a copy of a table; empty if it can, as far as the metastore knows."""
-    format = table_format(table)
-    if format == ACID and table.has_query:
-        return TRANSACTIONAL_VIEW
-    if format in (ICEBERG, ICEBERG_VIEW) and not _pointer(table):
-        return NO_POINTER.format(FORMATS[format].said)
-    return reason_of(format)
-
-
-def reason_of(format: Format) -> str:
-    """Returns the same for all tables in a format."""
-    return FORMATS[format].left_out
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.Thrift import TApplicationException, TException
 
+from replicator.core.formats.interface import POINTER
 from replicator.core.model import (
     CHECK,
     DEFAULT,
@@ -33,7 +34,6 @@ from replicator.core.model import (
     Statistics,
     Table,
 )
-from replicator.core.not_replicated import POINTER
 from replicator.metastore.codecs import from_text, from_thrift, partial_shape, to_thrift
 from replicator.metastore.concurrency import TABLE_WEIGHT, side_by_side
 from replicator.metastore.connection import Connections

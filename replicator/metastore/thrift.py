@@ -13,9 +13,9 @@ from operator import methodcaller as call
 from typing import Any, TypeVar
 
 from replicator.core.connections import MetastoreConfig, checked
+from replicator.core.formats import is_transactional
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Table, partition_name
-from replicator.core.not_replicated import is_transactional
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError, NotificationLogOff, NotificationRefused, ObjectNotFound
 from replicator.metastore import requests

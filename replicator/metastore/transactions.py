@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 import xxhash
 from hmsclient.genthrift.hive_metastore import ttypes
 
+from replicator.core.formats.transactional_table import NO_TRANSACTIONS, NO_WRITE_IDS
 from replicator.core.grouping import batched
 from replicator.core.model import Name, Partition, Table, WriteIds
-from replicator.core.not_replicated import NO_TRANSACTIONS, NO_WRITE_IDS
 from replicator.errors import MetastoreError
 from replicator.metastore import requests
 from replicator.metastore.client import MetastoreReader

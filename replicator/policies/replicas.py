@@ -25,17 +25,10 @@ from replicator.compare.both_sides import Comparison
 from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.compare.verify import touched_names
+from replicator.core.formats.iceberg_table import UNTRANSLATED, UNTRANSLATED_VIEW
+from replicator.core.formats.transactional_table import UNREPLAYED
 from replicator.core.model import Database, Table
-from replicator.core.not_replicated import (
-    NOT_TAKEN,
-    PROPERTY,
-    UNREPLAYED,
-    UNTRANSLATED,
-    UNTRANSLATED_VIEW,
-    NotReplicated,
-    from_property,
-    merged,
-)
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import METADATA
 from replicator.core.roles import may_load_into
 from replicator.core.runtime import Runtime

@@ -18,9 +18,10 @@ import msgspec
 
 from cmroot.root import create_or_open
 from cmroot.store.place import join, parent, remove_if_empty
+from replicator.core.formats import format_of
 from replicator.core.grouping import batched
 from replicator.core.model import EXTERNAL, MANAGED, VIEW, Database, Function, Partition, Table, partition_name
-from replicator.core.not_replicated import Report, rules_of
+from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
 from replicator.core.roles import DRILL, OF_POLICY, is_shadow
 from replicator.core.runtime import Advance
@@ -98,7 +99,7 @@ def cannot_show(table: Table, names: Mapping[str, str]) -> str:
     """Returns why a table has no shadow in the databases of `names`; empty if it can have one."""
     if table.kind not in (MANAGED, EXTERNAL, VIEW):
         return f"a {table.kind} cannot be in two databases"
-    return rules_of(table).no_shadow or why_no_view(table, names)
+    return format_of(table).no_shadow or why_no_view(table, names)
 
 
 def may_drop(table: Table) -> bool:

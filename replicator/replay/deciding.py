@@ -10,17 +10,16 @@ import msgspec
 
 from cmroot.store.place import relative
 from replicator.captures.dumps.layout import BOOTSTRAP
+from replicator.core.formats import format_of, is_transactional
+from replicator.core.formats.transactional_table import NO_TRANSACTIONS
 from replicator.core.model import Name, Table
 from replicator.core.not_replicated import (
     NAMES_SOURCE,
-    NO_TRANSACTIONS,
     NOT_TAKEN,
     PROPERTY,
     SOURCE_GRANTS,
     NotReplicated,
     from_property,
-    is_transactional,
-    why_not_replicated,
 )
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Refused
@@ -213,7 +212,7 @@ def _why_left_out(plan: Plan, table: Table) -> str:
         return ""
     if is_transactional(table) and not plan.transactions:
         return NO_TRANSACTIONS
-    return why_not_replicated(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
+    return format_of(table).why_left_out(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
 
 
 def _why_refused(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> str:
@@ -403,7 +402,9 @@ def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
         for table in target[name].tables.values():
             key = (table.db, table.name)
             everyones = plan.exact or bool(plan.by_difference and plan.by_difference.drop_extra)
-            everyones = everyones and (plan.as_they_are or not why_not_replicated(table))  # no dump would include it
+            everyones = everyones and (
+                plan.as_they_are or not format_of(table).why_left_out(table)
+            )  # no dump would include it
             ours = (table_position(table) is not None or everyones) and patterns.match(table.name)
             if ours and key not in wanted and key not in dropped:
                 plan.drops.append(table)

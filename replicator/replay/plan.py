@@ -15,16 +15,12 @@ import msgspec
 
 from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
+from replicator.core.formats import FORMATS, PLAIN, format_of
+from replicator.core.formats.interface import TableFormat
+from replicator.core.formats.transactional_table import NO_TRANSACTIONS
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Name, Table
 from replicator.core.named_files import NAMED
-from replicator.core.not_replicated import (
-    NO_TRANSACTIONS,
-    NotReplicated,
-    iceberg_pointer,
-    is_transactional,
-    merged,
-    view_pointer,
-)
+from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.policy import Principals
 from replicator.replay.placement import PUBLISHED, Placement, is_published, usual_place
 from replicator.replay.replica import Mark, has_sources_data
@@ -35,6 +31,7 @@ from replicator.replay.target import ByDifference
 # ---- file rules ------------------------------------------------------------------------------------------------------
 
 
+_PLAIN = {PLAIN.name}
 EntryKey = tuple[int, str, str, str, str]
 """Position, database, table, partition and location of a file entry."""
 
@@ -59,7 +56,7 @@ class TableRule:
     `home`: the location of a partitioned table on the target, for its files that are in none of its partitions.
     `place`: the directory in which the load publishes it, with partitions below it by name (None: in the source's
     layout). `only`: the objects that are published, "" for the table's own files (None: all). `pointer`: the metadata
-    file of an Iceberg table at the source, or empty. `acid`: it is transactional."""
+    file of the source to which the metastore leads its readers, or empty. `format`: the name of its format."""
 
     begin: int
     end: int | None
@@ -74,7 +71,7 @@ class TableRule:
     only: frozenset[str] | None = None
     home: str | None = None
     pointer: str = ""
-    acid: bool = False
+    format: str = PLAIN.name
 
     def partition(self, name: str, position: int) -> PartitionRule | None:
         """Returns the partition that had a name at a position; None if it requires no rule."""
@@ -84,14 +81,12 @@ class TableRule:
 
 @dataclass(frozen=True)
 class FileRules:
-    """The rules that map file entries to paths on the target."""
+    """The rules that map file entries to paths on the target. formats: the names of those of the load's tables."""
 
     placement: Placement
     tables: dict[tuple[str, str], list[TableRule]]
     after: int  # entries up to this position were loaded before
-    has_trees: bool = False  # some tables are Iceberg's
-    has_acid: bool = False  # some are transactional
-    has_views: bool = False  # there are Iceberg views
+    formats: frozenset[str] = frozenset()
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
@@ -113,10 +108,10 @@ class FileRules:
             return now, join(rule.place, about.now if about else partition)
         return now, self.placement.inside(rule.db, rule.location, now)
 
-    def is_acid(self, position: int, db: str, table: str, partition: str) -> bool:
-        """Returns True if an entry is of a transactional table."""
-        found = self.rules_of(position, db, table, partition) if self.has_acid else None
-        return found is not None and found[0].acid
+    def format_at(self, key: EntryKey) -> TableFormat:
+        """Returns the format of an entry's table, as the load treats it."""
+        found = self.rules_of(*key[:4]) if self.formats - _PLAIN else None
+        return FORMATS[found[0].format] if found else PLAIN
 
     def object_at(self, position: int, db: str, table: str, partition: str) -> tuple[tuple[str, str], str] | None:
         """Returns table and partition of an entry by their last names on the target; None if none remains."""
@@ -344,7 +339,13 @@ class Plan:
 
     def switches_itself(self, table: Table) -> bool:
         """Returns True if readers of a table see a load at once wherever it is, by its pointer or its write ids."""
-        return bool(is_transactional(table) or (not self.as_they_are and iceberg_pointer(table)))
+        return self.format_of(table).switches_itself
+
+    def format_of(self, table: Table | None) -> TableFormat:
+        """Returns the format as which a load treats a table of the source."""
+        found = format_of(table) if table else PLAIN
+        as_files = table is None or found.why_left_out(table) or (self.as_they_are and found.translates)
+        return PLAIN if as_files else found
 
     @property
     def rereads(self) -> bool:
@@ -421,16 +422,9 @@ class Plan:
                         place=step.place if step else None,
                         only=frozenset(step.touched) if step and step.place and step.exists else None,
                         home=step.table.location if step and step.table and step.table.is_partitioned else None,
-                        pointer=iceberg_pointer(lineage.table) if lineage.table and not self.as_they_are else "",
-                        acid=bool(lineage.table and is_transactional(lineage.table)),
+                        pointer=self.format_of(lineage.table).pointer(lineage.table) if lineage.table else "",
+                        format=self.format_of(lineage.table).name,
                     )
                 )
         each = [rule for some in rules.values() for rule in some]
-        return FileRules(
-            self.placement,
-            rules,
-            self.after,
-            any(rule.pointer for rule in each),
-            any(rule.acid for rule in each),
-            any(step.table and view_pointer(step.table) for step in self.tables),
-        )
+        return FileRules(self.placement, rules, self.after, frozenset(rule.format for rule in each))

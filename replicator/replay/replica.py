@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from cmroot.store.place import join, normal
+from replicator.core.formats import FORMATS, is_transactional, pointer_of
 from replicator.core.model import EXTERNAL, TRANSLATED, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.named_files import NAMED, NAMING, property_file, resource_file
-from replicator.core.not_replicated import ACID, FORMATS, iceberg_pointer, is_transactional
 from replicator.metastore.events.scope import comparable
 from replicator.metastore.fields import ids
 from replicator.metastore.requests import CATALOG
@@ -89,14 +89,15 @@ def for_writers(table: Table) -> Table:
 def pointer_of_others(table: Table) -> str:
     """Returns the metadata file of an Iceberg table of the target that another writer has set since the last load;
     empty if none has."""
-    pointer, loaded = iceberg_pointer(table), table.parameters.get(LOADED)
+    pointer, loaded = pointer_of(table), table.parameters.get(LOADED)
     return pointer if loaded and pointer and normal(pointer) != normal(loaded) else ""
 
 
 def has_own_data(table: Table) -> bool:
     """Returns True if the data of a table of the target is removed when the source drops the table: it owns it, or
     became managed at the source after its last load, as transactional tables do."""
-    owns = table.owns_data or table.parameters.get(LEFT_OUT, "").startswith(FORMATS[ACID].said)
+    managed = tuple(each.said for each in FORMATS.values() if each.managed)
+    owns = table.owns_data or table.parameters.get(LEFT_OUT, "").startswith(managed)
     return owns and bool(table.location) and not has_sources_data(table)
 
 
@@ -112,7 +113,7 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
         parameters["EXTERNAL"] = "TRUE"
     if table.has_query:
         parameters = view_parameters(parameters, placement.databases)
-    if pointer := iceberg_pointer(table):
+    if pointer := pointer_of(table):
         parameters[LOADED] = placement.path_in_text(table.db, table.location, pointer)
     if is_transactional(table):
         own = {COMPACTION: table.parameters[NO_COMPACTION]} if NO_COMPACTION in table.parameters else {}

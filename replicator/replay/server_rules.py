@@ -1,10 +1,8 @@
 """Rules of servers, as data: the changes that they make by themselves; and the SQL of views that they accept. Pure.
 
 A replica on another version of Hive is never equal field by field. `as_served` turns the wanted object into what the
-target's server makes of it, by one table of rules, each with its servers and its reason (docs/compatibility.md); any
-remaining deviation is a difference. One test per rule observes a server applying it.
-In a view, a parser (sqlglot) finds names of databases that qualify a relation, a function, or a column of a relation
-without an alias; all other text (aliases, common table expressions, columns) is unchanged, byte for byte.
+target's server makes of it, by rules (docs/compatibility.md); any remaining deviation is a difference.
+In a view, a parser (sqlglot) finds the names of databases; all other text is unchanged, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from cmroot.errors import FormatError
+from replicator.core.formats import format_of, is_transactional
+from replicator.core.formats.iceberg_table import CATALOGS
 from replicator.core.model import (
     CHECK,
     EXTERNAL,
@@ -34,7 +34,7 @@ from replicator.core.model import (
     Table,
     Value,
 )
-from replicator.core.not_replicated import CATALOGS, REMOTE, NotReplicated, in_catalog, is_transactional, view_pointer
+from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.metastore.fields import ids
 from replicator.metastore.objects import plain_serde
 from replicator.metastore.transactions import STRICT
@@ -74,7 +74,7 @@ def not_understood(databases: Mapping[str, str], *texts: str | None) -> str:
 def why_no_view(table: Table, databases: Mapping[str, str]) -> str:
     """Returns why a target with other database names does not get a view; "" if it does."""
     why = not_understood(databases, table.view_original, table.view_expanded)
-    why = why or (in_catalog(table.view_expanded or "", databases) if view_pointer(table) else "")
+    why = why or format_of(table).view_problem(table.view_expanded or "", databases)
     return f"{NO_VIEW}, and {why}, which has another name on the target: create it there by hand" if why else ""
 
 

@@ -22,7 +22,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from replicator.core.not_replicated import NotReplicated, kind_of
+from replicator.core.formats import kind_of
+from replicator.core.not_replicated import NotReplicated
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
 from replicator.ingestion.ingestion_request import Kind

@@ -17,7 +17,7 @@ from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from cmroot.store import iceberg
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.replay.apply.iceberg_files import Mover
+from replicator.replay.apply.format_files import Mover
 from replicator.replay.apply.named_places import homes_of
 
 COMMITS = {"full": 1000, "small": 100}

@@ -21,8 +21,7 @@ from names import WORKER
 from pool import Pool
 from waiting import eventually, pause, repeating
 
-from replicator.captures import left_out
-from replicator.core.not_replicated import ACID, UNREPLAYED
+from replicator.core.formats.transactional_table import UNREPLAYED, TransactionalTable
 from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
@@ -499,7 +498,7 @@ def test_a_policy_brings_tables_that_an_earlier_release_left_out(acid: AcidLab) 
     acid.make()
     acid.insert(1)
     with pytest.MonkeyPatch().context() as earlier:
-        earlier.setitem(left_out._LOGS, ACID, lambda *about: iter([UNREPLAYED]))
+        earlier.setattr(TransactionalTable, "problems", lambda *about: iter([UNREPLAYED]))
         run = acid.sync()
         assert [(each.object, each.reason) for each in run.not_replicated] == [(f"{acid.side}.t", UNREPLAYED)]
     assert acid.sync().not_replicated == []

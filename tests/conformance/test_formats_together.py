@@ -13,7 +13,7 @@ from pool import Pool
 from waiting import repeating
 
 from replicator.captures.write_ids import Transactions
-from replicator.core.not_replicated import table_format
+from replicator.core.formats import format_of
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_name_whose_format_changes_in_one_range(acid: AcidLab) -> None:
             step()
         acid.replicate()
         there = acid.target.metastore.table(acid.name, "x")
-        assert table_format(there) == kinds[steps[-1]]
+        assert format_of(there).name == kinds[steps[-1]]
         if steps[-1] is iceberg:
             assert shown(replica(acid, "x")) == [1]
         elif steps[-1] is transactional:

@@ -35,8 +35,8 @@ from pyiceberg.table import StaticTable
 from pyiceberg.types import StringType
 from waiting import repeating
 
-from replicator.captures import left_out
-from replicator.core.not_replicated import ICEBERG, POINTER, UNTRANSLATED
+from replicator.core.formats.iceberg_table import UNTRANSLATED, IcebergTable
+from replicator.core.formats.interface import POINTER
 from replicator.errors import MetastoreError
 from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
@@ -439,7 +439,7 @@ def test_a_policy_brings_tables_that_an_earlier_release_left_out(pair: Lab) -> N
     make(pair, db="a").append(rows(1))
     name, patch = f"{pair.name}_a.t", pytest.MonkeyPatch()
     with patch.context() as earlier:
-        earlier.setitem(left_out._LOGS, ICEBERG, lambda *about: iter([UNTRANSLATED]))
+        earlier.setattr(IcebergTable, "problems", lambda *about: iter([UNTRANSLATED]))
         run = pair.sync()
         assert [(each.object, each.reason) for each in run.not_replicated] == [(name, UNTRANSLATED)]
     assert [each.object for each in pair.sync().not_replicated] == []

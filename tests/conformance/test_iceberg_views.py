@@ -15,9 +15,9 @@ from command_line import Answer, command
 from lab import Lab
 from plain_tables import PlainDatabase
 
-from replicator.captures import left_out
+from replicator.core.formats.iceberg_table import UNTRANSLATED_VIEW, IcebergView
+from replicator.core.formats.interface import POINTER
 from replicator.core.model import VIEW
-from replicator.core.not_replicated import ICEBERG_VIEW, POINTER, UNTRANSLATED_VIEW
 from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
@@ -167,7 +167,7 @@ def test_a_policy_brings_views_that_an_earlier_release_left_out(pair: Lab) -> No
     make(pair.db("a"), "select 1")
     name = f"{pair.name}_a.v"
     with pytest.MonkeyPatch().context() as earlier:
-        earlier.setitem(left_out._LOGS, ICEBERG_VIEW, lambda *about: iter([UNTRANSLATED_VIEW]))
+        earlier.setattr(IcebergView, "problems", lambda *about: iter([UNTRANSLATED_VIEW]))
         run = pair.sync()
         assert [(each.object, each.reason) for each in run.not_replicated] == [(name, UNTRANSLATED_VIEW)]
     assert pair.sync().not_replicated == []

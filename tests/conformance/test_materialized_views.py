@@ -11,8 +11,9 @@ from hive_metastore import ttypes
 from hive_objects import hive_client
 from lab import Lab
 
+from replicator.core.formats.transactional_table import OF_VIEW
 from replicator.core.model import Database
-from replicator.core.not_replicated import PROPERTY, TRANSACTIONAL_VIEW, from_property
+from replicator.core.not_replicated import PROPERTY, from_property
 from replicator.metastore.embedded.running import Running
 from replicator.policies.run import SyncRun
 from replicator.replay.server_rules import LACKS
@@ -176,7 +177,7 @@ def test_transactional_ones_are_named(filled: Filled) -> None:
         view.creationMetadata.tblName = "rows"
         view.parameters["transactional"] = "true"
         client.create(view)
-    named = [(f"{filled.db}.rows", TRANSACTIONAL_VIEW)]
+    named = [(f"{filled.db}.rows", OF_VIEW)]
     assert _named(filled.pair.sync()) == _named(filled.pair.sync()) == named
     verified = filled.verified()
     assert verified.code == 3, verified

@@ -20,8 +20,8 @@ from plain_tables import PlainDatabase
 
 from cmroot.store.delta import last_version, named_files
 from cmroot.store.listing import list_tree
+from replicator.core.formats import format_of, pointer_of
 from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Statistics, Table
-from replicator.core.not_replicated import iceberg_pointer, table_format, why_not_replicated
 from replicator.metastore.codecs import struct_to_tjson
 from replicator.metastore.embedded.running import Running
 
@@ -61,11 +61,9 @@ def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
     assert table.storage is not None
     storage = msgspec.structs.replace(table.storage, input_format=more.get("input_format"))
     table = msgspec.structs.replace(table, storage=storage)
-    assert table_format(table) == format
-    replicated = format in ("plain", "delta", "handler", "acid") or (
-        format == "iceberg" and bool(iceberg_pointer(table))
-    )
-    assert bool(why_not_replicated(table)) != replicated
+    assert format_of(table).name == format
+    replicated = format in ("plain", "delta", "handler", "acid") or (format == "iceberg" and bool(pointer_of(table)))
+    assert bool(format_of(table).why_left_out(table)) != replicated
 
 
 # ---- gaps ---------------------------------------------------------------------------------------------------------

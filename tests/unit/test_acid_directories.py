@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from cmroot.store.acid import State, chosen, parse, replica_path
+from replicator.core.formats.transactional_table import TRANSACTIONAL
 from replicator.core.model import Table, WriteIds
 from replicator.errors import Refused
 from replicator.metastore.events.facts import Written
 from replicator.metastore.transactions import not_shown, parted, unnamed
+from replicator.replay.apply.format_files import TableDirectories
 from replicator.replay.apply.origins import Wanted
-from replicator.replay.apply.transactional import MOST, appear, plan_write_ids, runs
+from replicator.replay.apply.transactional import MOST, plan_write_ids, runs
 from replicator.replay.plan import TablePlan
 from replicator.replay.squash import Called, Lineage
 
@@ -133,7 +135,7 @@ def test_a_directory_of_which_a_part_appeared_gets_the_rest_and_what_it_replaces
         (tmp_path / name).write_text(text)
     files = [Wanted("", f"{home}base_5/{name}", 1, 0, "", 0) for name in ("a", "b")]
     kept = list[str]()
-    appear(files, {home: (0, "d", "t", "", home)}, kept.append)
+    TableDirectories({home: TRANSACTIONAL}).appear(files, kept.append)
     found = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"base_5/a": "new", "base_5/b": "b"}
     assert kept == [f"{home}base_5/{name}" for name in ("a", "b")]

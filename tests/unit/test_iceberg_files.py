@@ -17,7 +17,7 @@ from pyiceberg.table.puffin import PuffinFile
 
 from cmroot.errors import FormatError
 from cmroot.store import iceberg
-from replicator.replay.apply.iceberg_files import Mover, Outside
+from replicator.replay.apply.format_files import Mover, Outside
 from replicator.replay.apply.named_places import homes_of
 
 LIST = {

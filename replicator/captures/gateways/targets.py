@@ -29,9 +29,9 @@ from replicator.captures.gateways.messages import (
     least,
 )
 from replicator.core.connections import MetastoreConfig
+from replicator.core.formats import format_of
 from replicator.core.model import DEFAULT_PARTITION, Database, NotificationEvent, Partition, Table, partition_name
 from replicator.core.named_files import ON_NODES, is_on_nodes
-from replicator.core.not_replicated import table_format
 from replicator.errors import FormatError, ObjectNotFound, Refused
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader, warehouse_of
 from replicator.metastore.events.notification_log import decode, message_text
@@ -202,7 +202,7 @@ def values_of(name: str) -> tuple[str, ...]:
 def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
     """Returns the targets of a truncation, which empties managed and external tables."""
     table = upstream.table(drop.db, drop.table)
-    acid = table_format(table) == "acid"
+    acid = format_of(table).write_ids
     if table.kind == VIEW or table.storage is None or not table.storage.location:
         return Targets()
     if drop.names is None and not table.is_partitioned:

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from replicator.core.formats import format_of
 from replicator.core.grouping import batched
 from replicator.core.model import Table
-from replicator.core.not_replicated import rules_of
 from replicator.core.roles import is_shadow
 from replicator.core.text import Period, parse_period
 from replicator.errors import ObjectNotFound, UsageError
@@ -127,7 +127,7 @@ def read_settings(table: Table | None, defaults: LifecycleDefaults) -> Lifecycle
     ):
         try:
             wanted = _switch(given, switch)
-            if wanted and (why := rules_of(table).no_housekeeping):
+            if wanted and (why := format_of(table).no_housekeeping):
                 raise ValueError(f"{switch}: {why}")
             found[lifecycle] = _period(given, key, default, defaults) if wanted else None
         except ValueError as error:

@@ -26,9 +26,10 @@ from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import join, located, name_of, normal
 from replicator.core.engine import AutoEngine
+from replicator.core.formats import format_of, pointer_of
+from replicator.core.formats.iceberg_table import ICEBERG
 from replicator.core.grouping import batched
 from replicator.core.model import Table
-from replicator.core.not_replicated import ICEBERG, iceberg_pointer, table_format
 from replicator.errors import Error
 from replicator.lifecycle.purge.ids import FEW, Ids, keys_of
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap
@@ -45,7 +46,7 @@ _RESERVED = 2147483447  # ids from here on are those of the specification's own 
 
 
 def is_iceberg(table: Table) -> bool:
-    return table_format(table) == ICEBERG
+    return format_of(table) is ICEBERG
 
 
 # ---- the tree --------------------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ class Finder:
         describes. Replaces the gaps. Raises Unsearchable, ObjectNotFound, FormatError, LossyIds."""
         self.gaps = []
         table = metastore.table(self.table.table.db, self.table.table.name)
-        pointer = iceberg_pointer(table)
+        pointer = pointer_of(table)
         if not pointer:
             raise Unsearchable("its metadata is not in this metastore")
         try:

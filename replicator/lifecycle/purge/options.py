@@ -18,8 +18,9 @@ import msgspec
 
 from cmroot.errors import UNREADABLE
 from cmroot.store.acid import State
+from replicator.core.formats import format_of, is_transactional
+from replicator.core.formats.interface import FULL
 from replicator.core.model import Column, Table
-from replicator.core.not_replicated import FULL, is_transactional, rules_of
 from replicator.core.text import decode_properties, property_entries, quoted_name
 from replicator.errors import UsageError
 from replicator.lifecycle.purge.matching import (
@@ -326,7 +327,7 @@ def _without_persons(table: Table, text: str, path: str) -> WithoutPersons | Pur
         return None
     except ValueError as error:
         return PurgeGap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
-    if (rules := rules_of(table)).own_columns:
+    if (rules := format_of(table)).own_columns:
         return PurgeGap(name, f"{rules.said}: its own log has its columns, so no statement about them is checked")
     if _has_avro_schema(table):
         return PurgeGap(name, "its Avro schema has its columns, so no statement about them is checked")
@@ -359,7 +360,7 @@ def _foreign(table: Table) -> str:
     """Returns why only other tools may erase rows: another table format or system owns the files. Else ""."""
     handler = {key.lower(): value for key, value in table.parameters.items()}.get("storage_handler", "")
     refused = why_refused(table) if is_transactional(table) else ""
-    return rules_of(table).no_purge.format(handler=handler) or refused
+    return format_of(table).no_purge.format(handler=handler) or refused
 
 
 def is_sparks(table: Table) -> bool:

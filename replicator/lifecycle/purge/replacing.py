@@ -27,9 +27,9 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, skipped_directory
 from cmroot.store.place import give_rights, is_local, join, located, name_of, normal, parent
 from replicator.core.engine import Engine, LocalEngine
+from replicator.core.formats import is_transactional
 from replicator.core.grouping import batched
 from replicator.core.model import Partition, Table
-from replicator.core.not_replicated import is_transactional
 from replicator.errors import FilesMissing, ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import Backup, recorded, recycled_of
 from replicator.lifecycle.purge.rewrite.rewrite_task import (

@@ -14,8 +14,8 @@ import msgspec
 
 from cmroot.store.place import give_rights, is_local, join, located, name_of, normal, parent, remove_if_empty
 from replicator.core.engine import AutoEngine
+from replicator.core.formats import is_transactional
 from replicator.core.model import Partition, Skew, Storage, Table
-from replicator.core.not_replicated import is_transactional
 from replicator.core.runtime import Advance
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectNotFound
 from replicator.lifecycle.purge.backups import backups

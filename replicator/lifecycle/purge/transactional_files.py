@@ -16,8 +16,9 @@ import xxhash
 
 from cmroot.store.acid import State, parse
 from cmroot.store.listing import FileState
+from replicator.core.formats import is_transactional
+from replicator.core.formats.interface import FULL, INSERT_ONLY
 from replicator.core.model import Column, Table
-from replicator.core.not_replicated import FULL, INSERT_ONLY, is_transactional
 from replicator.core.text import quoted_name
 from replicator.metastore.client import MetastoreReader
 

@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cmroot.store.place import is_local, join, normal, scheme, split_authority
+from replicator.core.formats import format_of
 from replicator.core.grouping import batched
 from replicator.core.model import Table
-from replicator.core.not_replicated import Rows, rules_of
+from replicator.core.not_replicated import Rows
 from replicator.core.roles import follows, is_shadow, mark_of
 from replicator.errors import ConfigError, Error, ObjectNotFound, UsageError
 from replicator.lifecycle.retention.config_store import ConfigStore, Key, Resolved, Settings, shown, text_of
@@ -245,7 +246,7 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
                     yield Failed(table.db, followers[table.db])
             if followers[table.db]:
                 continue
-            if why := rules_of(table).no_retention:
+            if why := format_of(table).no_retention:
                 yield Failed(f"{table.db}.{table.name}", why)
                 continue
             settings = source.settings

@@ -12,16 +12,10 @@ from cmroot.pins import Pins, find_slot, read_pins
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import as_written
 from replicator.captures.unlistable import REFUSED
+from replicator.core.formats import format_of, is_transactional
+from replicator.core.formats.interface import AS_THEY_ARE
 from replicator.core.grouping import batched
-from replicator.core.not_replicated import (
-    AS_THEY_ARE,
-    PROPERTY,
-    NotReplicated,
-    from_property,
-    is_transactional,
-    merged,
-    why_not_replicated,
-)
+from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
 from replicator.core.text import bound_text, count_text, duration_text
@@ -434,7 +428,7 @@ def find_left_out(
         for some in batched(here, BATCH):
             refused: dict[str, str] = {}
             for table in source.tables(pair.name, some, refused):
-                if reason := (is_transactional(table) and without) or why_not_replicated(table):
+                if reason := (is_transactional(table) and without) or format_of(table).why_left_out(table):
                     found.append(NotReplicated(f"{table.db}.{table.name}", reason))
             found += [NotReplicated(f"{pair.name}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]
     return found, names_left

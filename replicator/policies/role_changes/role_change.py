@@ -23,9 +23,10 @@ from cmroot.lease import Lease
 from cmroot.pins import Slot, create_slot, drop_slot, find_slot
 from cmroot.root import ChangeRoot
 from replicator.captures.dumps.dump import BOOTSTRAP
+from replicator.core.formats import is_transactional
 from replicator.core.grouping import batched
 from replicator.core.logging import step as told_step
-from replicator.core.not_replicated import Report, is_transactional
+from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import Error, Refused

@@ -16,17 +16,10 @@ import msgspec
 from cmroot.store.place import Place, join, located, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.dumps.rows import after_load, reached
+from replicator.core.formats import format_of, is_transactional, pointer_of
 from replicator.core.grouping import batched
 from replicator.core.model import MANAGED, Database, Partition, Table
-from replicator.core.not_replicated import (
-    PROPERTY,
-    NotReplicated,
-    from_property,
-    iceberg_pointer,
-    is_transactional,
-    merged,
-    with_property,
-)
+from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.events.scope import Patterns
@@ -192,8 +185,8 @@ class Commit:
             if not step.table.is_view:
                 self._work.leave(step, [("", there.location, step.table.location)])
             wanted = noted_like(msgspec.structs.replace(served, create_time=there.create_time), there)
-            if iceberg_pointer(wanted) and not self._work.plan.replaces_commits:
-                self._switch(step, wanted, iceberg_pointer(there))
+            if pointer_of(wanted) and not self._work.plan.replaces_commits:
+                self._switch(step, wanted, pointer_of(there))
             else:
                 self._work.target.alter_table(*step.name, wanted)
             self._work.changed.count()
@@ -202,15 +195,15 @@ class Commit:
         self._name_lacking(step.source, step.table, there)
 
     def _switch(self, step: TablePlan, wanted: Table, pointer: str) -> None:
-        """Alters an Iceberg table whose pointer is still this one. Raises Refused if another writer has committed."""
+        """Alters a table whose pointer is still this one. Raises Refused if another writer has committed."""
         try:
             self._work.target.alter_table(*step.name, wanted, pointer)
         except MetastoreError as error:
             if error.transient or MODIFIED not in error.message:
                 raise
-            now = iceberg_pointer(self._work.target.table(*step.name))
-            if now != iceberg_pointer(wanted):  # otherwise the answer to an earlier call was lost
-                raise foreign_commits([now], "an Iceberg") from error
+            now = pointer_of(self._work.target.table(*step.name))
+            if now != pointer_of(wanted):  # otherwise the answer to an earlier call was lost
+                raise foreign_commits({now: format_of(wanted).said}) from error
 
     def _name_lacking(self, name: str, wanted: Database | Table, there: Database | Table) -> None:
         """Records what the target is missing of an object. name: at the source. If there are several reasons, one that

@@ -3,8 +3,8 @@
 A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
 not), and copies its share. All entries of a path are in one bucket, so tasks do not communicate, and a list of files
 exists in a task's memory only.
-Delta logs (checkpoints, commits in order, the name of the last checkpoint) and trees of Iceberg tables are published
-after all data, so that readers find a complete version. Commits of other writers are not replaced without a request.
+Files whose order matters to readers, such as logs, are published after all data (`publication.py`). Commits of other
+writers are not replaced without a request.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_right as bisect
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import pyarrow as pa
@@ -26,13 +26,12 @@ import pyarrow.parquet as pq
 
 from cmroot.log.segment import reading
 from cmroot.names import check_entries
-from cmroot.store.acid import replica_path
 from cmroot.store.checksum import checksum_at
-from cmroot.store.delta import LOG, commit_version
 from cmroot.store.hdfs import carry_attributes
-from cmroot.store.iceberg import is_metadata
 from cmroot.store.listing import may_name_places
 from cmroot.store.place import Place, is_local, local_path, located, parent
+from replicator.core.formats import FORMATS, of_metadata
+from replicator.core.formats.interface import Removals, TableFormat
 from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error
@@ -48,43 +47,25 @@ from replicator.replay.apply.copying import (
     remove_file,
     threads_of,
 )
-from replicator.replay.apply.iceberg_files import is_of_tree, translated_deletes, tree_of, trees_of
+from replicator.replay.apply.format_files import TableDirectories, TableLoad, translated_data
 from replicator.replay.apply.named_places import Naming, translated_file
 from replicator.replay.apply.origins import Directories, Roots, Wanted, directory_of, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
-from replicator.replay.apply.transactional import acid_homes, in_hidden, wide_directory
 from replicator.replay.plan import EntryKey, FileRules
 
-# ---- delta files -----------------------------------------------------------------------------------------------------
-# Files of Delta logs among those of a load: how to recognise them, and who wrote a commit.
+# ---- copy task -------------------------------------------------------------------------------------------------------
 
 
-_BELOW = f"/{LOG}/"
-
-
-def is_log(place: str) -> bool:
-    """Returns True if a file is published with the logs, after all data."""
-    return _BELOW in place
-
-
-def log_of(place: str) -> str:
-    """Returns the directory of the table whose log contains this file."""
-    return place[: place.rindex(_BELOW)]
-
-
-def is_foreign(file: Wanted, roots: Roots) -> bool:
+def is_foreign(file: Wanted, format: TableFormat, roots: Roots) -> bool:
     """Returns True if the target has a commit of this version that the source never had: its bytes differ, and the
     source's `$cmroot` does not have them either."""
-    if not is_log(file.target) or commit_version(file.target) is None:
+    if not format.is_commit(file.target):
         return False
     try:
         checksum, size = checksum_at(file.target)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return (checksum, size) != (file.checksum, file.size) and not roots.has(checksum, size)
-
-
-# ---- copy task -------------------------------------------------------------------------------------------------------
 
 
 COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
@@ -95,10 +76,10 @@ MISSING_SHOWN = 1000  # missing files that a task names; more are only counted
 class CopyTask:
     """One bucket (its parts), and a share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles files
     that the source removed, in a second pass after all copies; PROBE only checks that the bytes are available; COMPARE
-    counts what would be copied. Delta logs and Iceberg's trees are left to `LogTask`. `reread`: see place_file.
+    counts what would be copied. Files that wait for all data are left to `PublishTask`. `reread`: see place_file.
     `private`: the directories are new and have no readers yet; files hard-linked into them and then replaced remain in
     the old ones. `preserve`: ATTRIBUTES that copied files, and all their directories, get from the source's. `late`:
-    REMOVE takes only files of Iceberg and transactional tables; otherwise only others."""
+    REMOVE takes only files that readers use until the metastore has new metadata; otherwise only others."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -114,9 +95,10 @@ class CopyTask:
 
 @dataclass
 class CopyReport(CopyCounts):
-    """The result of a task. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`: parts of the
-    dump with files of Delta logs, which remain to be published; `lacking`: rights of replaced files that new ones lack,
-    one text for each table of the target; `foreign`: commits on the target by other writers;
+    """The result of a task. `missing`: (target path, position, reason), at most MISSING_SHOWN. `waiting`: parts of the
+    dump with files that remain to be published; `lacking`: rights of replaced files that new ones lack,
+    one text for each table of the target; `foreign`: commits on the target by other
+    writers, each with its format in messages;
     `naming`: copied files that name places of the source, at most MISSING_SHOWN, more are counted. files_seen,
     bytes_seen: all files that the task has processed. copies: by comparison, files and bytes to copy by directory."""
 
@@ -125,8 +107,8 @@ class CopyReport(CopyCounts):
     bytes_seen: int = 0
     missing_count: int = 0
     missing: list[tuple[str, int, str]] = field(default_factory=list)
-    logs: set[str] = field(default_factory=set)
-    foreign: list[str] = field(default_factory=list)
+    waiting: set[str] = field(default_factory=set)
+    foreign: dict[str, str] = field(default_factory=dict)
     naming_count: int = 0
     naming: list[Naming] = field(default_factory=list)
     lacking: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -143,8 +125,8 @@ class CopyReport(CopyCounts):
         self.bytes_seen += other.bytes_seen
         self.missing_count += other.missing_count
         self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
-        self.foreign = (self.foreign + other.foreign)[:MISSING_SHOWN]
-        self.logs |= other.logs
+        self.foreign |= dict(islice(other.foreign.items(), MISSING_SHOWN - len(self.foreign)))
+        self.waiting |= other.waiting
         self.naming_count += other.naming_count
         self.naming = (self.naming + other.naming)[:MISSING_SHOWN]
         self.lacking |= other.lacking
@@ -156,11 +138,9 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     """Copies or recycles a task's share. May run twice. Raises LeaseHeld if the attempt was abandoned."""
     homes: dict[str, EntryKey] = {}
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
-    report, trees = CopyReport(), trees_of(homes, task.rules) if task.rules.has_trees else {}
-    acid = acid_homes(homes, task.rules) if task.rules.has_acid else {}
+    report, tables = CopyReport(), TableDirectories.of(homes, task.rules)
     if task.purpose == REMOVE:
-        named = {each: key for each, key in homes.items() if key[2] == NAMED} if task.rules.has_views else {}
-        late = {**trees, **acid, **named}
+        late = _late(homes, task.rules)
         of_pass = (each for each in removed if bool(directory_of(each, late)) == task.late) if late else removed
         mine_removed = list(of_pass)[task.share :: task.shares]
         for target in mine_removed:
@@ -169,32 +149,32 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
         remove_emptied(mine_removed, homes)
         return report
     if task.purpose == COPY:
-        data = [file for file in wanted if not is_log(file.target)]
-        data = [file for file in data if not is_of_tree(file.target, trees)] if trees else data
-        report.logs = set(task.parts) if len(data) < len(wanted) else set()
-        wanted = data
-        if acid and any(wide_directory(file.target, acid) for file in wanted):
-            report.logs = set(task.parts)
-            wanted = list(in_hidden(wanted, acid))
+        data = [file for file in wanted if tables.waits_for(file.target) is None]
+        is_whole = any(tables.whole(file.target) for file in data) if tables.formats else False
+        report.waiting = set(task.parts) if len(data) < len(wanted) or is_whole else set()
+        wanted = list(tables.in_hidden(data)) if is_whole else data
     mine = share_of(wanted, task.share, task.shares)
     if task.purpose == PROBE:
-        report.foreign = [file.target for file in mine if is_foreign(file, task.roots)]
+        found = ((file, tables.waits_for(file.target)) for file in mine)
+        report.foreign = {file.target: of[1].said for file, of in found if of and is_foreign(file, of[1], task.roots)}
     kept = kept_prefixes(task.roots.target)
 
     def work(files: Iterable[Wanted], how: Placing) -> CopyReport:
         done = CopyReport()
         for file in files:
             naming = None
-            if trees and task.purpose != PROBE and tree_of(file.target, trees):
-                file, naming = translated_deletes(file, trees, task.rules, how)
-            elif task.purpose != PROBE and (may_name_places(file.target) or is_metadata(file.target)):
+            home = tables.home(file.target)
+            if task.purpose != PROBE and home and tables.formats[home].translates:
+                load = TableLoad(home, homes[home], task.rules, how)
+                file, naming = translated_data(file, tables.formats[home], load)
+            elif task.purpose != PROBE and (may_name_places(file.target) or of_metadata(file.target)):
                 file, naming = translated_file(file, homes, task.rules, how)
             done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
             done.naming_count += naming is not None
             if task.purpose == PROBE:
                 placed = probe_file(file, task.roots)
-            elif trees and task.purpose == COMPARE and is_of_tree(file.target, trees) and located(file.target).exists():
-                placed = Placed("present", file.size or 0)  # names of a tree are unique
+            elif task.purpose == COMPARE and home and _is_there(file, home, tables):
+                placed = Placed("present", file.size or 0)
             elif task.purpose == COMPARE:
                 placed = compare_file(file, task.roots, reread=task.reread)
             else:
@@ -219,6 +199,22 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     if seen != len(mine):
         raise Error(f"a copying task of {len(mine)} files processed {seen}", hint="report this as a bug")
     return report
+
+
+def _late(homes: Mapping[str, EntryKey], rules: FileRules) -> dict[str, EntryKey]:
+    """Returns the directories whose files have readers until the metastore has new metadata."""
+    formats = [FORMATS[name] for name in rules.formats if FORMATS[name].removals is Removals.METADATA]
+    named = any(each.names_metadata for each in formats)
+    return {
+        directory: key
+        for directory, key in (homes.items() if formats else ())
+        if (named if key[2] == NAMED else rules.format_at(key) in formats)
+    }
+
+
+def _is_there(file: Wanted, home: str, tables: TableDirectories) -> bool:
+    """Returns True for an existing file whose name is never given to another content."""
+    return tables.formats[home].is_unique(file.target[len(home) :]) and located(file.target).exists()
 
 
 def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
@@ -267,9 +263,9 @@ def fold_entries(
             (source, target), position, adds = found, key[0], op == "add"
             if homes is not None:
                 homes[target] = key
-            renames = rules.is_acid(*key[:4])
+            format = rules.format_at(key)
             for path, size, mtime_ns, checksum, version in files:
-                place = file_in(target, replica_path(path) if renames else path)
+                place = file_in(target, format.replica_path(path) if format.special else path)
                 before = last.get(place)
                 if before is not None and (before[0], before[1] is not None) > (position, adds):
                     continue  # added at the same position: two paths of the source may be one on the replica

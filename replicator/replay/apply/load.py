@@ -24,9 +24,10 @@ from replicator.captures.dumps import layout
 from replicator.captures.dumps.dump import confirm
 from replicator.captures.dumps.layout import DumpReader
 from replicator.core.audit import record_begun
+from replicator.core.formats.interface import Removals
 from replicator.core.logging import tell_event
 from replicator.core.model import Function, Name
-from replicator.core.not_replicated import ACID, DELTA, ICEBERG, INCOMPLETE, PLAIN, LoadCounts, NotReplicated, merged
+from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
@@ -134,7 +135,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             preparation.prepare()
             Cloning(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             lease.check()
-            pruned = prune(replay, PLAIN)
+            pruned = prune(replay, Removals.COPY)
             lease.check()
             orphans = clear_orphans(replay)
             copying = clocks.monotonic()
@@ -142,7 +143,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             outcome.count(copied)
             outcome.missing = missing_files(copied)
             lease.check()
-            late = prune(replay, DELTA)
+            late = prune(replay, Removals.LOG)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
             _commit(replay, commit, details, outcome)
@@ -217,10 +218,9 @@ def _commit(
     commit.recycle_left()
     end_transactions(replay.plan, replay.target)
     await_readers(replay.plan, replay.target)
-    for format in (ICEBERG, ACID):
-        last = prune(replay, format)
-        outcome.files_removed += last.files
-        outcome.warnings += last.warnings
+    last = prune(replay, Removals.METADATA)
+    outcome.files_removed += last.files
+    outcome.warnings += last.warnings
     outcome.files_removed += remove_late(replay)
     commit.drop_databases()
     if plan.named:

@@ -19,13 +19,14 @@ from urllib.parse import unquote, unquote_to_bytes
 import msgspec
 
 from cmroot.errors import FormatError
-from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.listing import FileState, list_tree, may_name_places
 from cmroot.store.place import folded, is_local, join, located, normal, scheme, split_authority, tidied
+from replicator.core.formats import format_of, named_metadata, of_metadata
+from replicator.core.formats.interface import TableFormat
 from replicator.core.model import Table
 from replicator.core.named_files import NAMED
-from replicator.core.not_replicated import NAMES_SOURCE, NotReplicated, in_catalog, view_pointer
+from replicator.core.not_replicated import NAMES_SOURCE, NotReplicated
 from replicator.replay.apply.copying import Placing, at_most
 from replicator.replay.apply.origins import Wanted, directory_of, origins
 from replicator.replay.placement import Placement, Translate
@@ -76,19 +77,21 @@ def translated(path: str, data: bytes, homes: Homes) -> tuple[bytes, str]:
     return data, named_in(data, homes)
 
 
-def translated_view(path: str, data: bytes, homes: Homes, databases: Mapping[str, str]) -> tuple[bytes, str]:
-    """Returns the metadata file of an Iceberg view for the target, and where a query in it may still name the source
-    ("": nowhere). A file that is no view's stays as it is. databases: source name -> target name."""
+def translated_metadata(
+    format: TableFormat, path: str, data: bytes, homes: Homes, databases: Mapping[str, str]
+) -> tuple[bytes, str]:
+    """Returns a metadata file that metadata names as on the target, and where a query in it may still name the source
+    ("": nowhere). One of another content stays as it is. databases: source name -> target name."""
     left = list[str]()
 
     def renamed(query: str) -> str:
-        if why := not_understood(databases, query) or in_catalog(query, databases):
+        if why := not_understood(databases, query) or format.view_problem(query, databases):
             left.append(f"in a query that {why}")
             return query
         return rename_databases(query, databases) or query
 
     try:
-        content = iceberg.translated_view(
+        content = format.translated_metadata(
             path, data, lambda place: moved(place, homes), lambda name: databases.get(name, name), renamed
         )
     except FormatError:
@@ -96,15 +99,18 @@ def translated_view(path: str, data: bytes, homes: Homes, databases: Mapping[str
     return content, left[0] if left else ""
 
 
-def of_view(source: Table, target: Table, placement: Placement, tell: Callable[[str], None]) -> Translate | None:
-    """Returns the translation of an Iceberg view's metadata file to its replica; None for any other object. tell:
-    receives the reason if a query in it still names the source."""
-    if not view_pointer(source):
+def metadata_translation(
+    source: Table, target: Table, placement: Placement, tell: Callable[[str], None]
+) -> Translate | None:
+    """Returns the translation of the metadata file that an object names; None if it names none. tell: receives the
+    reason if a query in it still names the source."""
+    format = format_of(source)
+    if not named_metadata(source):
         return None
     homes = homes_of([(source.location, target.location), *of_databases(placement)])
 
     def translate(path: str, data: bytes) -> bytes:
-        content, left = translated_view(path, data, homes, placement.databases)
+        content, left = translated_metadata(format, path, data, homes, placement.databases)
         if left:
             tell(reason({path: left}))
         return content
@@ -257,8 +263,8 @@ def translated_file(
     if not directory or file.checksum is None or not file.size:
         return file, None
     key, limit = objects[directory], limit_of(path)
-    of_view = key[2] == NAMED and iceberg.is_metadata(path)
-    if not (of_view or may_name_places(path)):
+    format = of_metadata(path) if key[2] == NAMED else None
+    if not (format or may_name_places(path)):
         return file, None
     about = rules.object_at(*key[:4]) or (key[1:3], key[3])
     if file.size > limit:
@@ -267,8 +273,8 @@ def translated_file(
     if data is None:
         return file, None
     homes = _homes_at(key, rules)
-    if of_view:
-        content, source = translated_view(path, data, homes, rules.placement.databases)
+    if format:
+        content, source = translated_metadata(format, path, data, homes, rules.placement.databases)
     else:
         content, source = translated(path, data, homes)
     if content != data:

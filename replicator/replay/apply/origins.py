@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from threading import Condition, Lock, Thread
@@ -108,7 +108,7 @@ def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozen
 # Directories in which files are created, and the rights that they and replaced files have.
 
 
-def directory_of(place: str, objects: Mapping[str, EntryKey]) -> str:
+def directory_of(place: str, objects: Container[str]) -> str:
     """Returns the directory of the object that a file belongs to, the nearest one; "" for a location that is a file."""
     above = place.rpartition("/")[0]
     while above and f"{above}/" not in objects:

@@ -16,8 +16,9 @@ from cmroot.store.place import as_written, join, normal, tidied
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.layout import DumpReader, Keys
 from replicator.core.config import Brake
+from replicator.core.formats import is_transactional
 from replicator.core.model import Database, Name
-from replicator.core.not_replicated import NotReplicated, Report, is_transactional
+from replicator.core.not_replicated import NotReplicated, Report
 from replicator.core.policy import Principals
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError

@@ -13,9 +13,9 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import Place, join, located, normal, relative
+from replicator.core.formats import is_transactional
 from replicator.core.grouping import batched
 from replicator.core.model import Name, Partition, Table
-from replicator.core.not_replicated import is_transactional
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.existing_objects import create_databases

@@ -1,23 +1,23 @@
 """Prune: removal of surplus data from tables that a bootstrap by difference retains.
 
 Partitions that the dump does not have are dropped, and files that it does not name are moved to the target's `$cmroot`,
-before anything is copied: if a directory was shared, the copy restores required files. Surplus files of Delta tables
-are removed after the copy. Every step may run twice.
+before anything is copied: if a directory was shared, the copy restores required files. Surplus files that have readers
+until a log or the metastore names newer ones are removed then. Every step may run twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cmroot.store.acid import replica_path
 from cmroot.store.buckets import list_root
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal, relative, resolved
 from replicator.captures.dumps.layout import INCREMENTAL
+from replicator.core.formats import FORMATS, format_of
+from replicator.core.formats.interface import Removals
 from replicator.core.grouping import batched, shared
 from replicator.core.model import Name, Partition, partition_name
-from replicator.core.not_replicated import ACID, DELTA, ICEBERG, PLAIN, Format, table_format
 from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
@@ -40,7 +40,6 @@ from replicator.replay.plan import FileRules, Plan, TablePlan
 from replicator.replay.retired import Retired, note_retired, reported
 from replicator.replay.squash import Lineage, surviving_partitions
 
-FORMATS: tuple[Format, ...] = (DELTA, ICEBERG, ACID)
 HOMES = 10_000  # directories of one task, which reads the paths of the entire dump
 
 
@@ -48,13 +47,13 @@ HOMES = 10_000  # directories of one task, which reads the paths of the entire d
 class PruneTask:
     """Directories of the target from which files that the dump does not name are removed: (location in the dump,
     directory, with paths in it used by others, directory of its table). `parts`: the dump's file entries. `roots`: None
-    only counts. `private`: see CopyTask. `acid`: of transactional tables."""
+    only counts. `private`: see CopyTask. `formats`: by directory of a table, those that are special."""
 
     parts: Sequence[str]
     homes: Sequence[tuple[str, Clearing, str]]
     roots: Roots | None
     private: bool = False
-    acid: bool = False
+    formats: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -75,22 +74,21 @@ class Pruned:
         self.of_tables[table] = counts[0] + files, counts[1] + size, counts[2] + missing
 
 
-def prune(replay: Replay, format: Format) -> Pruned:
+def prune(replay: Replay, removals: Removals) -> Pruned:
     """Drops surplus partitions and moves surplus files of tables to the target's $cmroot. Files used by tables that
-    are not in the dump remain. format: one of FORMATS only prunes such tables, whose readers require the old files
-    until the new log, pointer or write ids exist; PLAIN prunes all others."""
+    are not in the dump remain. removals: the step of the load, in which tables of some formats are pruned."""
     done = Pruned()
-    homes = _walk(replay, _Dropping(replay, done), format)
-    _clear_homes(_OwnHomes(replay, done, acts=True).free(homes), replay, done, format)
+    homes = _walk(replay, _Dropping(replay, done), removals)
+    _clear_homes(_OwnHomes(replay, done, acts=True).free(homes), replay, done)
     return done
 
 
 def surplus(replay: Replay) -> Pruned:
     """Returns the removals that `prune` would make. Changes nothing."""
     found = Pruned()
-    for format in (PLAIN, *FORMATS):
-        homes = _walk(replay, _Counting(replay, found), format)
-        _clear_homes(_OwnHomes(replay, found, acts=False).free(homes), replay, found, format, acts=False)
+    for step in Removals:
+        homes = _walk(replay, _Counting(replay, found), step)
+        _clear_homes(_OwnHomes(replay, found, acts=False).free(homes), replay, found, acts=False)
     names = _names_by_home(replay.plan)
     found.of_tables = {
         ".".join(names[home]) if home in names else home: counts for home, counts in found.of_tables.items()
@@ -108,8 +106,9 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
         directory = home.directory
         listing = list_root(directory) if home.root else list_tree(directory)
         wanted = named.get(normal(source), {})
-        if task.acid:
-            wanted = {replica_path(path): about for path, about in wanted.items()}
+        if table in task.formats:
+            format = FORMATS[task.formats[table]]
+            wanted = {format.replica_path(path): about for path, about in wanted.items()}
         real = resolved(directory) if home.kept else ""
         before = found.files, found.bytes
         for file in listing.files if listing else ():
@@ -131,15 +130,15 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
 # ---- tables and partitions ----------------------------------------------------------------------------------------
 
 
-def _walk(replay: Replay, extra: _Dropping | _Counting, format: Format) -> Iterator[tuple[str, str, str]]:
+def _walk(replay: Replay, extra: _Dropping | _Counting, removals: Removals) -> Iterator[tuple[str, str, str]]:
     """Yields directories of all pruned tables and of their partitions; passes partitions that the dump does not have to
-    `extra`. Memory: the names of one table's partitions at a time. format: as of `prune`."""
+    `extra`. Memory: the names of one table's partitions at a time. removals: as of `prune`."""
     plan, target = replay.plan, replay.target
     waiting = {
         id(step.lineage): step
         for step in plan.tables
         if step.prune and step.table and (step.table.is_partitioned or not step.table.is_view)
-        if format == (found if (found := table_format(step.table)) in FORMATS else PLAIN)
+        if format_of(step.table).removals is removals
     }
     partitioned = {key for key, step in waiting.items() if step.table and step.table.is_partitioned}
     current: TablePlan | None = None
@@ -300,14 +299,16 @@ class _OwnHomes:
 
 
 def _clear_homes(
-    homes: Iterator[tuple[str, Clearing, str]], replay: Replay, done: Pruned, format: Format, *, acts: bool = True
+    homes: Iterator[tuple[str, Clearing, str]], replay: Replay, done: Pruned, *, acts: bool = True
 ) -> None:
     """Runs the tasks; partitions are dropped while `homes` is consumed."""
     roots, private = (replay.roots, replay.plan.snapshot is not None) if acts else (None, False)
+    made = ((step.table, replay.plan.format_of(step.lineage.table)) for step in replay.plan.tables)
+    formats = {table.location or "": format.name for table, format in made if table and format.special}
     for some in batched(homes, 4 * HOMES):
         engine = replay.runtime.engines.for_work(len(some))
         parts = shared(some, engine.parallelism, HOMES)
-        tasks = [PruneTask(replay.parts, each, roots, private, format == ACID) for each in parts]
+        tasks = [PruneTask(replay.parts, each, roots, private, formats) for each in parts]
         running = fenced(engine, roots.target, run_prune_task, tasks) if roots else engine.run(run_prune_task, tasks)
         for report in running:
             done.files += report.files

@@ -1,116 +1,25 @@
-"""Transactional tables in a load: the directories of their files, and write ids on the target.
+"""Write ids of transactional tables in a load. On the driver.
 
-Files come first. A directory of a new write id has no readers before its transaction commits on the target. One that a
-compactor has made replaces others that have readers: its files are copied into a hidden directory, which is renamed
-when it is complete. Object stores cannot rename: there such a directory appears file by file.
-Then transactions that stand for the source's get the ids, and end in the order in which the source's ended: readers see
-one commit of the source after another, over all tables of the load. Those that are open at the source stay open here
-until a later load ends them. Every step may run twice.
+Files come first: a directory of a new write id has no readers before its transaction commits on the target. Then
+transactions that stand for the source's get the ids, and end in the order in which the source's ended: readers see one
+commit of the source after another, over all tables of the load. Those that are open at the source stay open here until
+a later load ends them. Every step may run twice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import repeat
 
-import msgspec
-
-from cmroot.store import acid
-from cmroot.store.hdfs import SCHEMES
-from cmroot.store.place import located
-from cmroot.store.s3 import RENAMING
-from cmroot.store.spelling import scheme
 from replicator.captures.dumps.layout import BOOTSTRAP
+from replicator.core.formats import is_transactional
 from replicator.core.model import Name, WriteIds
-from replicator.core.not_replicated import is_transactional
 from replicator.errors import Refused
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.transactions import not_shown, policy_of, unnamed
-from replicator.replay.apply.origins import Wanted, directory_of
-from replicator.replay.plan import EntryKey, FileRules, Plan, TablePlan
-
-# ---- directories, on executors ---------------------------------------------------------------------------------------
-
-
-HIDDEN = ".acid-"  # begin of the name of a directory that is not complete
-PATTERN = r"^(base|delta|delete_delta)_\d"  # of the paths of files in directories of write ids
-_CAN_RENAME = {"file", *SCHEMES, *RENAMING}
-
-
-Homes = Mapping[str, EntryKey]
-"""Directories of transactional tables and partitions on the target, ending with a slash."""
-
-
-def acid_homes(homes: Mapping[str, EntryKey], rules: FileRules) -> Homes:
-    """Returns those of transactional tables among the directories of objects (see `fold_entries`)."""
-    found = ((directory, key, rules.rules_of(*key[:4])) for directory, key in homes.items())
-    return {directory: key for directory, key, some in found if some is not None and some[0].acid}
-
-
-def home_of(target: str, homes: Homes) -> str:
-    """Returns the directory of the transactional table or partition that a file belongs to; "" for other files."""
-    return directory_of(target, homes) if homes else ""
-
-
-def wide_directory(target: str, homes: Homes) -> str:
-    """Returns the directory that a file belongs to if that appears as a whole; "" for other files."""
-    home = home_of(target, homes)
-    found = acid.directory_of(target[len(home) :]) if home else None
-    return f"{home}{found.name}" if found and found.is_wide and scheme(target) in _CAN_RENAME else ""
-
-
-def hidden(directory: str) -> str:
-    above, _, name = directory.rpartition("/")
-    return f"{above}/{HIDDEN}{name}"
-
-
-def in_hidden(files: Iterable[Wanted], homes: Homes) -> Iterator[Wanted]:
-    """Yields files as they are copied: into hidden directories, where the whole does not exist yet."""
-    is_new = lru_cache(maxsize=None)(lambda directory: not located(directory).exists())
-    for file in files:
-        directory = wide_directory(file.target, homes)
-        if directory and is_new(directory):
-            yield msgspec.structs.replace(file, target=hidden(directory) + file.target[len(directory) :])
-        else:
-            yield file
-
-
-def appear(files: Iterable[Wanted], homes: Homes, remove: Callable[[str], object]) -> None:
-    """Gives hidden directories their names, when all of their files are in them, and removes what earlier loads have
-    left in others. files: all of a share's homes; remove: moves a file to `$cmroot`. May run twice; after a repeated
-    load of which a part appeared, files are moved one by one."""
-    wanted: dict[str, set[str]] = {}
-    touched = set[str]()
-    for file in files:
-        touched.add(home_of(file.target, homes))
-        if directory := wide_directory(file.target, homes):
-            wanted.setdefault(directory, set()).add(file.target[len(directory) + 1 :])
-    for home in sorted(touched - {""}):
-        for name in located(home).list() if scheme(home) in _CAN_RENAME else ():
-            directory = f"{home}{name.removeprefix(HIDDEN)}"
-            if name.startswith(HIDDEN):
-                _appear(directory, wanted.get(directory, set()), remove)
-
-
-def _appear(directory: str, wanted: Collection[str], remove: Callable[[str], object]) -> None:
-    staged, place = located(hidden(directory)), located(directory)
-    for path in staged.find():
-        if path not in wanted:  # of another load, which was killed
-            (staged / path).remove_own()
-    if wanted and not place.exists():
-        staged.move(place)
-        return
-    for path in wanted and staged.find():
-        remove(f"{directory}/{path}")
-        (staged / path).move(place / path)
-    staged.remove_tree()
-
-
-# ---- write ids, on the driver ----------------------------------------------------------------------------------------
-
+from replicator.replay.plan import Plan, TablePlan
 
 NONE = WriteIds(0)
 PATIENCE, PAUSE = 60.0, 0.25  # seconds

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +21,17 @@ from cmroot.store.local import is_directory
 from cmroot.store.place import give_rights, is_local, join, local_path, located, normal, parent, remote_store
 from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
+from replicator.core.formats import format_of, pointer_of
+from replicator.core.formats.interface import Removals
 from replicator.core.grouping import batched
 from replicator.core.model import Name, Partition, Table
-from replicator.core.not_replicated import iceberg_pointer, rules_of
 from replicator.core.text import count_text
 from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.replay.apply.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
-from replicator.replay.apply.log_task import LogTask, run_log_task
 from replicator.replay.apply.named_places import Naming, NamingTask, homes_of, of_databases, reported, run_naming_task
 from replicator.replay.apply.origins import Roots
+from replicator.replay.apply.publication import PublishTask, run_publish_task
 from replicator.replay.apply.staging import Attempt, fenced, give_up_attempts, noted
 from replicator.replay.apply.work import Replay, Work
 from replicator.replay.placement import is_published
@@ -44,7 +45,7 @@ TASK_FILES = 20_000
 
 
 def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool) -> CopyReport:
-    """Publishes every file, Delta logs and Iceberg's trees after all data, then recycles those the source removed, each
+    """Publishes every file, those whose order matters after all data, then recycles those the source removed, each
     unless `check` raises; those of Iceberg and transactional tables, and files that metadata names if there are Iceberg
     views, remain until `remove_late`. Raises FilesMissing,
     unless allowed, and Refused if other writers have committed to a Delta table of the target."""
@@ -55,10 +56,10 @@ def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool
         give_up_attempts(roots.target)  # abandoned attempts publish nothing from here on
         if report.missing_count and not allow_missing:
             raise _files_missing(report, roots)
-        if report.logs:
+        if report.waiting:
             _sync(plan)  # data is durable before a log names it
             check()
-            report.add(_publish_logs(report.logs, replay))
+            report.add(_publish_waiting(report.waiting, replay))
             give_up_attempts(roots.target)
             if report.missing_count and not allow_missing:
                 raise _files_missing(report, roots)
@@ -73,7 +74,8 @@ def remove_late(replay: Replay) -> int:
     """Recycles files that the source removed and to which pointers or write ids no longer lead (see `copy_files`).
     Returns how many. May run twice."""
     tables = [step.table for step in replay.plan.tables if step.table]
-    if not replay.reader.metadata.removed or not any(rules_of(table).late for table in tables):
+    late = any(format_of(table).removals is Removals.METADATA for table in tables)
+    if not (replay.reader.metadata.removed and late):
         return 0
     return run_files(replay, REMOVE, late=True).files_removed
 
@@ -95,24 +97,24 @@ def probe_files(replay: Replay) -> None:
             raise foreign_commits(report.foreign)
 
 
-def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
-    """Publishes the Delta logs, and trees of Iceberg, in some parts of a dump: small files whose order matters."""
+def _publish_waiting(parts: Iterable[str], replay: Replay) -> CopyReport:
+    """Publishes the files in some parts of a dump that wait for all data: small ones, whose order matters."""
     places, done = sorted(parts), CopyReport()
     if not places:
         return done
     engine, plan, roots = replay.runtime.engines.for_work(len(places)), replay.plan, replay.roots
     about = plan.replaces_commits, plan.rereads, plan.snapshot is not None
     tasks = [
-        LogTask(places, plan.file_rules(), roots, share, engine.parallelism, *about)
+        PublishTask(places, plan.file_rules(), roots, share, engine.parallelism, *about)
         for share in range(engine.parallelism)
     ]
-    foreign = []
+    foreign = dict[str, str]()
     with replay.runtime.progress.task("publish logs", total=len(tasks)) as advance:
-        for report in fenced(engine, roots.target, run_log_task, tasks):
+        for report in fenced(engine, roots.target, run_publish_task, tasks):
             done.add(report.copied)
             for name, text in report.copied.lacking.items():
                 plan.stays.lack(name, text)
-            foreign += report.foreign
+            foreign |= report.foreign
             advance(1)
     if foreign:
         raise foreign_commits(foreign)
@@ -120,18 +122,19 @@ def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
 
 
 def refuse_commits_of_others(plan: Plan) -> None:
-    """Raises Refused if other writers have committed to Iceberg tables of the target, before anything is changed."""
-    tables = [step.there for step in plan.tables if step.there and step.table and iceberg_pointer(step.table)]
-    commits = [pointer for table in tables if (pointer := pointer_of_others(table))]
-    if commits and not plan.replaces_commits:
-        raise foreign_commits(commits, "an Iceberg")
+    """Raises Refused if other writers have set the pointers of tables of the target, before anything is changed."""
+    tables = [step.there for step in plan.tables if step.there and step.table and pointer_of(step.table)]
+    found = {pointer: format_of(table).said for table in tables if (pointer := pointer_of_others(table))}
+    if found and not plan.replaces_commits:
+        raise foreign_commits(found)
 
 
-def foreign_commits(commits: Sequence[str], kind: str = "a Delta") -> Refused:
-    """Returns the error for commits that are not the source's, by their files."""
+def foreign_commits(found: Mapping[str, str]) -> Refused:
+    """Returns the error for commits that are not the source's. found: their files, each with its table's format."""
+    commits = list(found)
     more = f" and {len(commits) - 1} more" if len(commits) > 1 else ""
     return Refused(
-        f"another writer has committed to {kind} table of the target: {commits[0]}{more}, not from the source",
+        f"another writer has committed to {found[commits[0]]} of the target: {commits[0]}{more}, not from the source",
         hint="--overwrite, or a repair of the table, replaces it (it is moved to the target's $cmroot); to keep its "
         "rows, write them at the source",
         details={"foreign": list(commits)},

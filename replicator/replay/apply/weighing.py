@@ -19,9 +19,9 @@ from replicator.core.model import Partition, partition_name
 from replicator.errors import Refused
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.copy_task import entries, fold_entries
+from replicator.replay.apply.format_files import TableDirectories
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus
-from replicator.replay.apply.transactional import acid_homes, home_of
 from replicator.replay.apply.work import Replay, leaving_partitions, places_of
 from replicator.replay.neighbours import Clearing, Leaving, to_clear
 from replicator.replay.placement import is_published
@@ -257,10 +257,10 @@ def run_entries_task(task: EntriesTask) -> EntriesReport:
     owners: dict[str, tuple[tuple[str, str], str]] = {}
     homes: dict[str, EntryKey] = {}
     wanted, removed = fold_entries(entries(task.parts), task.rules, owners, homes)
-    report, acid = EntriesReport(), acid_homes(homes, task.rules) if task.rules.has_acid else {}
+    report, tables = EntriesReport(), TableDirectories.of(homes, task.rules)
     for file in wanted:
         table, partition = _owner(file.target, owners)
-        if home_of(file.target, acid):
+        if (home := tables.home(file.target)) and tables.formats[home].rewrites:
             report.rewritten.add((table, partition))
         report.added[table] = report.added.get(table, 0) + (file.size or 0)
     for place in removed:

@@ -20,15 +20,10 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, located, relative, tidied
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
 from replicator.captures.dumps.layout import DumpReader, Point
+from replicator.core.formats import format_of
+from replicator.core.formats.interface import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.core.model import Database
-from replicator.core.not_replicated import (
-    AS_THEY_ARE,
-    SUPPORTED,
-    FormatChoice,
-    NotReplicated,
-    Report,
-    why_not_replicated,
-)
+from replicator.core.not_replicated import NotReplicated, Report
 from replicator.core.runtime import Runtime
 from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound, Refused, UsageError
@@ -340,7 +335,7 @@ def _warnings(existing: Database | None, key: str) -> list[str]:
 
 def _given_up(plan: Plan) -> list[str]:
     """Returns warnings for dropped tables that no later restore could bring back unchanged."""
-    live = ((table, why_not_replicated(table)) for table in plan.drops) if not plan.as_they_are else ()
+    live = ((table, format_of(table).why_left_out(table)) for table in plan.drops) if not plan.as_they_are else ()
     return [f"{table.db}.{table.name} is replaced, and no restore brings it back: {why}" for table, why in live if why]
 
 

@@ -28,7 +28,7 @@ from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Message
 
-from replicator.core.not_replicated import FORMATS
+from replicator.core.formats import FORMATS
 from replicator.core.text import bound_text, count_text, duration_text, printable, size_text
 from replicator.errors import Error
 from replicator.ingestion.ingestion_request import SINGLE_USER
@@ -139,7 +139,7 @@ def css_class(state: str) -> str:
 
 def format_name(format: str) -> str:
     """Formats a table's format."""
-    return next((rules.title for known, rules in FORMATS.items() if known == format), format)
+    return FORMATS[format].title if format in FORMATS else format
 
 
 def role_name(role: str) -> str:

@@ -20,7 +20,8 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import open_existing
 from replicator.captures.inventory import Inventory, ListedTable, last_recorded, naming_damage
 from replicator.captures.manifest import manifest_path
-from replicator.core.not_replicated import NAMES_SOURCE, SOURCE_GRANTS, Format, NotReplicated
+from replicator.core import formats
+from replicator.core.not_replicated import NAMES_SOURCE, SOURCE_GRANTS, NotReplicated
 from replicator.core.policy import Policy, matching_databases
 from replicator.core.text import count_text
 from replicator.errors import Error, ObjectNotFound, UsageError
@@ -39,7 +40,7 @@ _PARTS = (NO_CONSTRAINT, NO_GRANTS, NAMES_SOURCE)
 
 TableState = Literal["in sync", "behind", "differs", "partly replicated", "not replicated", "unknown"]
 STATES: tuple[TableState, ...] = get_args(TableState)
-FORMATS: tuple[str, ...] = get_args(Format)
+FORMATS = tuple(formats.FORMATS)
 _Key = tuple[str, str, str]  # of a row: its database, table and policy
 _READERS = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro", "sequencefile": "SequenceFile", "text": "text"}
 

@@ -1,0 +1,338 @@
+"""The interface of table formats. Pure: callers bring metadata, files and stores.
+
+A table in Hive's layout consists of the files in its directories, so a copy of its files is a copy of the table. Other
+formats have a log or a tree of metadata files, which determines which files are valid, or transactions. All that
+captures, loads, comparisons and jobs must know of that is a value or a method here: no other room asks for a format by
+its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from typing import BinaryIO, Literal, Protocol, TypeVar
+
+from replicator.core.model import INDEX, Table
+
+POINTER = "metadata_location"  # property of an Iceberg table or view, in any case: the location of its metadata file
+FormatChoice = Literal["supported", "as-they-are"]
+SUPPORTED: FormatChoice = "supported"  # replicates formats of which an exact copy can be made
+AS_THEY_ARE: FormatChoice = "as-they-are"  # copies the files of all formats
+FULL, INSERT_ONLY = "full", "insert_only"  # kinds of transactional tables
+
+
+class Removals(Enum):
+    """The step of a load after which no reader uses the files that the source has removed."""
+
+    COPY = "copy"  # any time: the metastore names directories
+    LOG = "log"  # when the log names other files
+    METADATA = "metadata"  # when the metastore has the new pointer, or the new write ids
+
+
+# ---- recognition and captures ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The metadata by which tables of a format are recognised, in lower case."""
+
+    table: Table
+
+    @cached_property
+    def properties(self) -> dict[str, str]:
+        return {key.lower(): value.strip().lower() for key, value in self.table.parameters.items()}
+
+    @cached_property
+    def types(self) -> tuple[str, str]:
+        """The property `table_type`, by which catalogs mark their tables and views, and the source that Spark uses."""
+        given = self.properties
+        return given.get("table_type", "").removesuffix("-view"), given.get("spark.sql.sources.provider", "")
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The names of Spark's source, the storage handler and the input format, each with a dot at its end."""
+        reader = (self.table.storage.input_format or "") if self.table.storage else ""
+        return tuple(f"{name.lower()}." for name in (self.types[1], self.properties.get("storage_handler", ""), reader))
+
+    @property
+    def is_index(self) -> bool:
+        return self.table.kind == INDEX
+
+
+Translation = Callable[[str], str]
+Examine = Callable[[str, str, BinaryIO], str]
+"""Returns why a table with this file has no exact copy, "" if nothing is wrong. Gets the file's path in its table, the
+table's location, and the file's bytes."""
+
+
+class Captured(Protocol):
+    """A table as its captures know it."""
+
+    @property
+    def table(self) -> Table: ...
+
+    @property
+    def home(self) -> str | None:
+        """The location of its database."""
+
+    @property
+    def has_write_ids(self) -> bool: ...
+
+    def files(self, directory: str, own: str = "") -> Mapping[str, Callable[[Examine], str]]:
+        """Returns the files of the table in a directory, by their paths in the table, each with a function that returns
+        its problem. Files that are known to have none are left out, except for `own`. Each content is examined once."""
+
+    def named_file(self, place: str, examine: Examine) -> str:
+        """Returns the problem of a file that metadata names, also if it was not captured."""
+
+
+# ---- loads -----------------------------------------------------------------------------------------------------------
+
+
+class TableFile(Protocol):
+    """A file of a load: its place at the source and on the target. checksum None: its bytes were never read."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def checksum(self) -> str | None: ...
+
+    @property
+    def size(self) -> int | None: ...
+
+
+class Loading(Protocol):
+    """The load of one table or partition, on an executor."""
+
+    @property
+    def directory(self) -> str:
+        """Its directory on the target, ending with a slash."""
+
+    @property
+    def pointer(self) -> str:
+        """The table's pointer at the source."""
+
+    @property
+    def stays(self) -> bool:
+        """True if the target has the source's paths, so that files are as they are."""
+
+    def move(self, path: str) -> str:
+        """Returns a path of the source as it is on the target. Raises FormatError for one outside of the table."""
+
+    def move_any(self, path: str) -> str:
+        """Returns a path of the source as it is on the target; one outside of the table unchanged."""
+
+    def recorded(self, file: TableFile) -> bytes | None:
+        """Returns the bytes that the source has had; None if they are not available anywhere."""
+
+    def head(self, file: TableFile, read: Callable[[BinaryIO], bool]) -> bool:
+        """Returns the answer of `read` about the first available copy of the bytes; False if there is none."""
+
+    def place(self, file: TableFile, content: bytes | None = None) -> bool:
+        """Publishes a file, with other bytes than the source's if `content` is given. Returns False if its bytes are
+        missing; the load reports that."""
+
+    def have(self, file: TableFile, content: bytes) -> None:
+        """Counts a file that the target has already."""
+
+    def missing(self, file: TableFile, reason: str) -> None:
+        """Reports a file without which the load must not go on."""
+
+    def remove(self, place: str) -> None:
+        """Moves a file of the target to its `$cmroot`."""
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------------
+
+
+class Compared(Protocol):
+    """A table on both sides of a comparison."""
+
+    @property
+    def source(self) -> str:
+        """Its location at the source."""
+
+    @property
+    def target(self) -> str:
+        """Its location on the target."""
+
+    @property
+    def pointer(self) -> str:
+        """Its pointer on the target."""
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The target's files by path, with sizes in bytes."""
+
+    def move(self, path: str) -> str:
+        """Returns the same as of `Loading`."""
+
+    def move_any(self, path: str) -> str:
+        """Returns the same as of `Loading`."""
+
+    def read(self, place: str) -> bytes | None:
+        """Returns a file's bytes; None if it does not exist."""
+
+    def open(self, place: str) -> BinaryIO:
+        """Opens a file for reading parts in any order."""
+
+    def differs(self, kind: str, path: str, wanted: str | None, found: str | None) -> None:
+        """Reports a difference. kind: as in docs/verify.md."""
+
+
+# ---- the interface ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """A table format. Its defaults are those of Hive's layout.
+
+    name: in the API, in captures and dumps. said: its name in messages, with an article; title: its name on pages.
+
+    Recognition: types: `table_type` or Spark's source of its tables; readers: begins of the names of classes that read
+    them; of_views: it has only views, or only other objects (None: any).
+
+    Jobs: left_out: why its tables are not replicated. no_shadow, no_purge, no_retention, no_housekeeping: why drills,
+    purges, retention and housekeeping skip them; "" if they do not. own_columns: the log has the columns; those in the
+    metastore may be outdated. managed: its tables are managed, so drops remove their data.
+
+    Files: reads_log: captures read its log to decide whether a table is replicated. paths: a regular expression for the
+    paths of files that wait or are of a whole directory, to find them among all. everywhere: its log is recognised by
+    these paths, in tables of any format. special: some methods about paths are not the defaults. translates: its files
+    name others by absolute paths; `--formats as-they-are` copies them unchanged. rewrites: maintenance replaces files
+    while rows remain. names_metadata: its metadata file is copied like others that metadata names
+    (`core/named_files.py`).
+
+    Metadata: removals: see `Removals`. switches_itself: readers see a load at once, wherever it puts files. write_ids:
+    its tables need a metastore that has write ids."""
+
+    name: str
+    said: str = ""
+    title: str = ""
+    types: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
+    of_views: bool | None = None
+    left_out: str = ""
+    no_shadow: str = ""
+    no_purge: str = ""
+    no_retention: str = ""
+    no_housekeeping: str = ""
+    removals: Removals = Removals.COPY
+    own_columns: bool = False
+    reads_log: bool = False
+    paths: str = ""
+    everywhere: bool = False
+    special: bool = False
+    translates: bool = False
+    switches_itself: bool = False
+    rewrites: bool = False
+    names_metadata: bool = False
+    write_ids: bool = False
+    managed: bool = False
+
+    # ---- recognition, captures ---------------------------------------------------------------------------------------
+
+    @property
+    def is_plain(self) -> bool:
+        """True for Hive's layout."""
+        return False
+
+    def recognises(self, signs: Signs) -> bool:
+        """Returns True for a table of this format among those without a type of another one."""
+        return bool(self.readers) and any(name.startswith(self.readers) for name in signs.classes)
+
+    def why_left_out(self, table: Table) -> str:
+        """Returns why a load cannot make a copy of a table; "" if it can, as far as the metastore knows."""
+        return self.left_out
+
+    def problems(self, captured: Captured) -> Iterator[str]:
+        """Yields why a captured table is left out; nothing if it is replicated."""
+        if why := self.why_left_out(captured.table):
+            yield why
+
+    def pointer(self, table: Table) -> str:
+        """Returns the location of the metadata file to which the metastore leads readers; "" without one."""
+        return ""
+
+    def transactions(self, table: Table) -> str:
+        """Returns FULL for a transactional table with row ids, INSERT_ONLY for one without, "" for any other."""
+        return ""
+
+    def is_metadata(self, path: str) -> bool:
+        """Returns True for the name of a metadata file, of a format that `names_metadata`."""
+        return False
+
+    def translated_metadata(
+        self, path: str, data: bytes, move: Translation, database: Translation, sql: Translation
+    ) -> bytes:
+        """Returns such a file as it must be on the target. Raises FormatError for any other content. move, database,
+        sql: return a path, a database's name, and a query as they are there."""
+        return data
+
+    def view_problem(self, text: str, databases: Mapping[str, str]) -> str:
+        """Returns why a view with this text has no replica where databases have other names (source name -> target
+        name); "" if it may have one."""
+        return ""
+
+    # ---- loads: paths are relative to the directory of the table or partition ----------------------------------------
+
+    def replica_path(self, path: str) -> str:
+        """Returns the path that a replica has for a file of the source."""
+        return path
+
+    def waits(self, path: str) -> bool:
+        """Returns True for a file that `publish` publishes, when all data of the load is on the target."""
+        return False
+
+    def whole(self, path: str) -> str:
+        """Returns the directory that readers must see with all of its files or not at all; "" for other files."""
+        return ""
+
+    def is_commit(self, path: str) -> bool:
+        """Returns True for a file that writers create once for each version: other bytes are another writer's."""
+        return False
+
+    def is_unique(self, path: str) -> bool:
+        """Returns True for a file whose name is never given to another content."""
+        return False
+
+    def translated(self, file: TableFile, load: Loading) -> bytes | None:
+        """Returns the bytes of a data file on the target; None if they are the source's. Raises FormatError for a file
+        that names others and cannot be translated."""
+        return None
+
+    def publish(self, files: Sequence[TableFile], load: Loading) -> None:
+        """Publishes the files that wait, in an order in which no reader fails. May run twice."""
+
+    # ---- comparisons -------------------------------------------------------------------------------------------------
+
+    def compare_translated(self, paths: Sequence[str], pair: Compared) -> None:
+        """Reports where files that wait, and are on both sides, are not the source's, translated."""
+
+    def is_translation(self, path: str, pair: Compared) -> bool:
+        """Returns True if a data file differs from the source's only as its translation does."""
+        return False
+
+    def check(self, pair: Compared) -> None:
+        """Reports what the log or tree of the target names and the target does not have: its files may equal the
+        source's and still be no table."""
+
+    def problem_at(self, location: str) -> str:
+        """Returns why a table of the source that a replica lacks is left out, by its log; "" if nothing is wrong."""
+        return ""
+
+
+_Format = TypeVar("_Format", bound=TableFormat)
+
+
+def with_log(format: _Format, *, purged: bool = False) -> _Format:
+    """Returns a format whose own log determines which files are valid. purged: `purge` erases rows by it."""
+    own = f"{format.said}: its own log determines its files, so"
+    erase = "" if purged else f"{own} erase with its own tools"
+    return replace(format, no_purge=erase, no_retention=f"{own} remove its data with its own tools")

@@ -1,0 +1,68 @@
+"""Hive's layout, whose files are the table, and formats that are recognised and named, but not replicated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replicator.core.formats.interface import Signs, TableFormat, with_log
+
+
+@dataclass(frozen=True)
+class _Index(TableFormat):
+    def recognises(self, signs: Signs) -> bool:
+        return signs.is_index
+
+
+@dataclass(frozen=True)
+class _OtherSystem(TableFormat):
+    def recognises(self, signs: Signs) -> bool:
+        return bool(signs.properties.get("storage_handler"))
+
+
+@dataclass(frozen=True)
+class _Plain(TableFormat):
+    @property
+    def is_plain(self) -> bool:
+        return True
+
+
+PLAIN = _Plain("plain", title="Hive")
+HUDI = with_log(
+    TableFormat(
+        "hudi",
+        "a Hudi table",
+        "Hudi",
+        types=("hudi",),
+        readers=("org.apache.hudi.", "com.uber.hoodie."),
+        left_out="a Hudi table: its timeline and its log files have hidden names, which are not captured",
+        own_columns=True,
+    )
+)
+PAIMON = with_log(
+    TableFormat(
+        "paimon",
+        "a Paimon table",
+        "Paimon",
+        types=("paimon",),
+        readers=("org.apache.paimon.",),
+        left_out="a Paimon table: its snapshots define which files are valid",
+        own_columns=True,
+    )
+)
+SYMLINK = TableFormat(
+    "symlink",
+    "a table of symbolic links",
+    "symbolic links",
+    readers=("org.apache.hadoop.hive.ql.io.symlinktextinputformat.",),
+    left_out="a table of symbolic links: its files name the source's files",
+    no_purge="a table of symbolic links: its rows are other tables' files, so erase them there",
+)
+OTHER_SYSTEM = _OtherSystem("handler", title="storage handler", no_purge="its data is stored by {handler}")
+INDEX = with_log(
+    _Index(
+        "index",
+        "the table of an index",
+        "Index",
+        left_out="the table of an index, which is not replicated: its rows can be computed from the indexed table",
+    )
+)
