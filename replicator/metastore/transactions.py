@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import methodcaller as call
 from typing import TYPE_CHECKING, Any, cast
@@ -252,6 +253,24 @@ class TransactionCalls:
 
     def readers_open(self) -> frozenset[int]:
         return frozenset(each.id for each in self._open_now() if not _is_ours(each.user))
+
+    def lock_partitions(self, db: str, table: str, partitions: Sequence[str]) -> int | None:
+        about = {"level": ttypes.LockLevel.PARTITION, "dbname": db, "tablename": table}
+        about |= {"type": ttypes.LockType.EXCLUSIVE, "operationType": ttypes.DataOperationType.NO_TXN}
+        parts = [ttypes.LockComponent(partitionname=each, **about) for each in partitions]
+        request = ttypes.LockRequest(component=parts, user=OWNER, hostname=OWNER)
+        answer = self._change(f"lock partitions of {db}.{table}", call("lock", request))
+        if answer.state == ttypes.LockState.ACQUIRED:
+            return int(answer.lockid)
+        self.unlock(answer.lockid)  # it waits, and others would wait for it
+        return None
+
+    def keep_lock(self, lock: int) -> None:
+        self._change(f"keep lock {lock}", call("heartbeat", ttypes.HeartbeatRequest(lockid=lock)))
+
+    def unlock(self, lock: int) -> None:
+        with suppress(MetastoreError):  # the server has ended it, or ends it without heartbeats
+            self._change(f"release lock {lock}", call("unlock", ttypes.UnlockRequest(lockid=lock)))
 
     def _change_as_writer(self, what: str, name: Name, send: Send, stated: Callable[[Writer], Send]) -> None:
         """Changes something; in the name of a writer if the server refuses it of another."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gobblin_examples as examples
 import msgspec
 import pytest
 from acid_tables import COMPACTING_4, INSERT_ONLY, AcidLab, acid_sides
@@ -145,6 +146,30 @@ def test_insert_only_and_partitioned_tables(acid: AcidLab) -> None:
     acid.replicate()
     acid.is_equal("p")
     assert acid.shown("io", "*") == acid.rows("io", "*") == [["3", "over"], ["4", "n"]]
+
+
+def test_retention_drops_partitions_beside_queries_and_the_replica_follows(acid: AcidLab) -> None:
+    acid.make("p", keys="partitioned by (datepartition string)")
+    acid.run(
+        "insert into {db}.p partition (datepartition) values (1, 'a', '2020-01-01-00'), (2, 'b', '2099-01-01-00')",
+        "delete from {db}.p where id = 1",
+        "insert into {db}.p partition (datepartition) values (3, 'c', '2020-01-01-00'), (4, 'd', '2020-01-02-00')",
+    )
+    acid.replicate()
+    job = acid.here / "job.conf"
+    job.write_text(f"{examples.HIVE}hive.dataset.whitelist = {acid.side}\n")
+    retention = [*("retention", "run", str(job), "--metastore", acid.source_uri, "--cmroot", str(acid.here / "kept"))]
+    retention += ["--set", "gobblin.retention.hive.shouldDeleteData=true"]
+    with hive_client(acid.hive) as client:
+        lock = client.read_lock(acid.side, "p", "datepartition=2020-01-01-00")
+        answer = command(*retention)
+        assert (answer.code, answer.output["dropped"], acid.rows("p", "id")) == (3, 1, [["2"], ["3"]]), answer
+        client.unlock(lock)
+    answer = command(*retention)
+    assert (answer.code, answer.output["dropped"], acid.rows("p", "id")) == (0, 1, [["2"]]), answer
+    acid.run("update {db}.p set name = 'later' where id = 2")
+    acid.replicate()
+    acid.is_equal("p")
 
 
 def test_what_users_do_to_a_table(acid: AcidLab) -> None:

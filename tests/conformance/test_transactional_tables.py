@@ -128,20 +128,30 @@ def test_a_renamed_one_leaves_no_replica_under_its_old_name(story: Transactional
     assert code == 0, output
 
 
-def test_retention_names_them_and_drops_no_partition_of_them(story: Transactional) -> None:
-    home, old = story.db("a").home, "2020-01-01-00"
+def test_retention_drops_partitions_that_nobody_uses(story: Transactional) -> None:
+    home, old, tables = story.db("a").home, "datepartition=2020-01-01-00", [f"dated_{name}" for name in ACID]
     with story.client() as client:
         for name, parameters in ACID.items():
             client.table(story.database, f"dated_{name}", parameters, keys=("datepartition",))
-            client.partition(story.database, f"dated_{name}", old)
-    story.db("a").write("job", {"job.conf": examples.HIVE + f"hive.dataset.whitelist = {story.database}\n"})
-    answer = command(
-        *("retention", "run", str(home / "job" / "job.conf"), "--metastore", story.source_uri),
-        *("--cmroot", str(story.here / "retention"), "--set", "gobblin.retention.hive.shouldDeleteData=true"),
-    )
-    assert (answer.code, answer.output.get("dropped")) == (3, 0), answer
-    named = {each["what"]: each["why"] for each in answer.output["failed"]}
-    for name in ACID:
-        assert "transactional" in named[f"{story.database}.dated_{name}"], answer
-    for name in ACID:
-        assert story.source.metastore.partition_names(story.database, f"dated_{name}") == [f"datepartition={old}"]
+            for day in ("2020-01-01-00", "2020-01-02-00"):
+                client.partition(story.database, f"dated_{name}", day)
+        lock = client.read_lock(story.database, "dated_full", old)
+    job = f'{examples.HIVE}hive.dataset.whitelist = "{story.database}.dated*"\n'
+    story.db("a").write("job", {"job.conf": job})
+
+    def retained() -> tuple[int, dict[str, Any], list[list[str]]]:
+        answer = command(
+            *("retention", "run", str(home / "job" / "job.conf"), "--metastore", story.source_uri),
+            *("--cmroot", str(story.here / "retention"), "--set", "gobblin.retention.hive.shouldDeleteData=true"),
+        )
+        names = [story.source.metastore.partition_names(story.database, table) for table in tables]
+        return answer.code, answer.output, names
+
+    code, output, names = retained()
+    assert (code, names) == (3, [[old], []]), output
+    assert [each["why"] for each in output["failed"]] == ["it is in use: a query or a writer has a lock on it"], output
+    with story.client() as client:
+        assert client.locks(story.database) == [lock], "its own locks are released"
+        client.unlock(lock)
+    code, output, names = retained()
+    assert (code, names) == (0, [[], []]), output

@@ -123,6 +123,26 @@ class HiveClient:
         table.tableName = new
         self.alter(db, name, table)
 
+    def read_lock(self, db: str, name: str, partition: str) -> int:
+        """The lock of a query that reads a partition."""
+        part = ttypes.LockComponent(
+            type=ttypes.LockType.SHARED_READ,
+            level=ttypes.LockLevel.PARTITION,
+            dbname=db,
+            tablename=name,
+            partitionname=partition,
+            operationType=ttypes.DataOperationType.SELECT,
+        )
+        answer = self.thrift.lock(ttypes.LockRequest(component=[part], user="reader", hostname="reader"))
+        assert answer.state == ttypes.LockState.ACQUIRED
+        return int(answer.lockid)
+
+    def locks(self, db: str) -> list[int]:
+        return [each.lockid for each in self.thrift.show_locks(ttypes.ShowLocksRequest(dbname=db)).locks]
+
+    def unlock(self, lock: int) -> None:
+        self.thrift.unlock(ttypes.UnlockRequest(lockid=lock))
+
     def drop(self, db: str, name: str) -> None:
         self.thrift.drop_table(db, name, True)
 

@@ -54,7 +54,6 @@ TRANSACTIONAL = TransactionalTable(
     "transactional",
     of_views=False,
     no_shadow="a transactional table cannot be external",
-    no_retention="a transactional table: its partitions belong to the transactions that wrote them; drop them in Hive",
     no_housekeeping="a transactional table's files belong to transactions; its compactor removes them",
     removals=Removals.METADATA,
     paths=r"^(base|delta|delete_delta)_\d",
