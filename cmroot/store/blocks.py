@@ -7,11 +7,13 @@ allocated.
 from __future__ import annotations
 
 import bz2
+import io
+import json
 import lzma
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -22,6 +24,7 @@ from cmroot.errors import FormatError
 MOST = (1 << 31) - 1
 """The maximum size of a block or record, in bytes: the limit of readers in Java."""
 PIECE = 1 << 22
+_TEXT = 1 << 12  # bytes of a record's first field that count
 _FRAMED = 1 << 16  # bytes in a Hadoop frame: less than the buffer of any reader
 _AVRO_MAGIC, _AVRO_SYNC = b"Obj\x01", 16  # Avro Specification, Object Container Files
 _HADOOP = "org.apache.hadoop.io.compress."
@@ -324,3 +327,124 @@ def _long(found: int) -> bytes:
         out.append(found & 127 | 128)
         found >>= 7
     return bytes([*out, found])
+
+
+# ---- records of Avro -------------------------------------------------------------------------------------------------
+# The header of a file is the source's, byte by byte: fastavro would write attributes of a schema in any order.
+
+
+Known = dict[bytes, tuple[bytes, bytes]]
+"""Records as they were and as they are now, by their first field."""
+
+
+class AvroRecords:
+    """An Avro file in memory. Raises FormatError for one that cannot be read."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        import fastavro  # by runs with Iceberg tables only
+        from fastavro.schema import SchemaParseException
+
+        self.path, self._read, self._write = path, fastavro.schemaless_reader, fastavro.schemaless_writer
+        try:
+            self._file = AvroFile(Input(io.BytesIO(data)))
+            written = json.loads(self._file.properties["avro.schema"])
+            self.fields: list[dict[str, Any]] = written.get("fields") or []
+            self._schema = fastavro.parse_schema(_bare(written))
+        except (FormatError, Unsupported, ValueError, LookupError, AttributeError, SchemaParseException) as error:
+            raise self._damaged(error) from error
+
+    @property
+    def properties(self) -> Mapping[str, bytes]:
+        return self._file.properties
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        for count, data in self._blocks():
+            stream = io.BytesIO(data)
+            for _ in range(count):
+                yield self._record(stream)
+
+    def written(self, fix: Callable[[dict[str, Any]], None], known: Known | None = None) -> bytes:
+        """Returns the file with changed records, in the same blocks. known: of files with the same schema, by the same
+        `fix`, which is not called for these again; gets this file's."""
+        found = [self._file.header]
+        for count, data in self._blocks():
+            new = self._changed(count, data, fix) if known is None else self._changed_once(count, data, fix, known)
+            found.append(self._file.block(count, self._file.codec.compress(new)))
+        return b"".join(found)
+
+    def _changed(self, count: int, data: bytes, fix: Callable[[dict[str, Any]], None]) -> bytes:
+        stream, new = io.BytesIO(data), io.BytesIO()
+        for _ in range(count):
+            record = self._record(stream)
+            fix(record)
+            self._write(new, self._schema, record)
+        return new.getvalue()
+
+    def _changed_once(self, count: int, data: bytes, fix: Callable[[dict[str, Any]], None], known: Known) -> bytes:
+        """Like `_changed`. Bytes that begin with all those of a known record are that record: the schema alone says
+        where it ends."""
+        stream, at, found = io.BytesIO(data), 0, list[bytes]()
+        for _ in range(count):
+            key = _first_text(data, at)
+            before, after = known.get(key, (b"", b""))
+            if not before or not data.startswith(before, at):
+                stream.seek(at)
+                record = self._record(stream)
+                before = data[at : stream.tell()]
+                fix(record)
+                new = io.BytesIO()
+                self._write(new, self._schema, record)
+                after = new.getvalue()
+                known[key] = before, after
+            found.append(after)
+            at += len(before)
+        return b"".join(found)
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Yields the number of records of each block, and their bytes; once."""
+        blocks = self._file.blocks()
+        while True:
+            try:
+                if (block := next(blocks, None)) is None:
+                    return
+                count, packed = block
+                data = self._file.codec.decompress(packed)
+                if count > len(data):
+                    raise ValueError(f"{count:,} records do not fit in {len(data):,} bytes")
+            except (FormatError, EOFError, ValueError, LookupError) as error:
+                raise self._damaged(error) from error
+            yield count, data
+
+    def _record(self, stream: io.BytesIO) -> Any:
+        try:
+            return self._read(stream, self._schema, None)
+        except (EOFError, ValueError, LookupError, RecursionError, struct.error) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> FormatError:
+        return FormatError(
+            f"{self.path} is not an Avro file that can be read: {error}",
+            hint="check the table with its own tools, at the source",
+        )
+
+
+def _first_text(data: bytes, at: int) -> bytes:
+    """Returns the bytes of a record's first field if that is a text; otherwise some bytes of the record."""
+    try:
+        size, end = number(data, at)
+    except (LookupError, FormatError):
+        return b""
+    return data[at : end + min(max(size, 0), _TEXT)]
+
+
+def _bare(schema: Any) -> Any:
+    """Returns a schema without logical types, so that values of partitions and bounds pass unchanged."""
+    if isinstance(schema, list):
+        return [_bare(each) for each in schema]
+    if isinstance(schema, dict):
+        return {
+            key: _bare(value) if key in ("type", "fields", "items", "values") else value
+            for key, value in schema.items()
+            if key not in ("logicalType", "adjust-to-utc", "default", "precision", "scale")
+        }
+    return schema

@@ -20,13 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
-from cmroot.store.blocks import MOST, AvroFile, Input, Unsupported
+from cmroot.store.blocks import MOST, AvroRecords, Known
 
 DIRECTORY = "metadata"  # below a table's location: all files of a tree but data and delete files
+ENTRIES = 100_000  # of lists, which are remembered; each has some hundred bytes
 NEWEST = 3  # the newest version of the specification whose tables are translated
 
 Kind = Literal["metadata", "list", "manifest", "deletes", "vectors", "data"]
@@ -69,7 +71,7 @@ def kind_of(path: str, data: bytes) -> Kind:
     """Returns the kind of a file `in_tree`. Raises FormatError for bytes that are none."""
     if is_metadata(path):
         return "metadata"
-    return _avro_kind(_Avro(data, path))
+    return _avro_kind(AvroRecords(data, path))
 
 
 def references(path: str, data: bytes) -> Iterator[Reference]:
@@ -86,7 +88,7 @@ def _references(path: str, data: bytes) -> Iterator[Reference]:
     if is_metadata(path):
         yield from _of_metadata(read_metadata(path, data))
         return
-    file = _Avro(data, path)
+    file = AvroRecords(data, path)
     kind = _avro_kind(file)
     for record in file.records():
         if kind == "list":
@@ -98,7 +100,7 @@ def _references(path: str, data: bytes) -> Iterator[Reference]:
 
 def entries(path: str, data: bytes) -> Iterator[dict[str, Any]]:
     """Yields the records of a manifest, also of files that its snapshot removed. Raises FormatError as `references`."""
-    return _Avro(data, path).records()
+    return AvroRecords(data, path).records()
 
 
 @contextmanager
@@ -152,11 +154,11 @@ def locations_of(path: str, data: bytes) -> list[str]:
 def read_metadata(path: str, data: bytes) -> dict[str, Any]:
     """Returns a metadata file's content. Raises FormatError for one that cannot be read or translated."""
     try:
-        found: Any = json.loads(_unpacked(data))
+        found: Any = msgspec.json.decode(_unpacked(data))
         version = found["format-version"]
         if not isinstance(found["location"], str) or not isinstance(version, int):
             raise TypeError("no location or version")
-    except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
         raise FormatError(f"{path} is no metadata of an Iceberg table: {error}", hint=_HINT) from error
     if version > NEWEST:
         raise FormatError(f"{path} is of version {version} of Iceberg's specification, newer than {NEWEST}", hint=_HINT)
@@ -181,21 +183,41 @@ def equal(path: str, one: bytes, other: bytes) -> bool:
     try:
         if is_metadata(path):
             return read_metadata(path, one) == read_metadata(path, other)
-        first, second = _Avro(one, path), _Avro(other, path)
+        first, second = AvroRecords(one, path), AvroRecords(other, path)
         return first.properties == second.properties and list(first.records()) == list(second.records())
     except FormatError:
         return False
 
 
-def translated(path: str, data: bytes, move: Move, size_of: SizeOf) -> bytes:
+class Repeated:
+    """The entries of lists that were translated: most of a list's are those of the one before, and are translated once.
+    For one `move` and one `size_of`."""
+
+    def __init__(self) -> None:
+        self._schema, self._known = b"", Known()
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def of(self, file: AvroRecords) -> Known:
+        schema = file.properties["avro.schema"]
+        if schema != self._schema or len(self._known) > ENTRIES:
+            self._schema, self._known = schema, {}
+        return self._known
+
+
+def translated(path: str, data: bytes, move: Move, size_of: SizeOf, repeated: Repeated | None = None) -> bytes:
     """Returns a metadata file, list or manifest as it must be on the target. size_of: for manifests that a list names,
-    and for delete files. Raises FormatError as `references` does; what `size_of` raises."""
+    and for delete files. repeated: of the table's lists. Raises FormatError as `references` does; what `size_of`
+    raises."""
     with _understood(path):
         if is_metadata(path):
             return _moved_metadata(path, data, move)
-        file = _Avro(data, path)
-        fix = _moved_list if _avro_kind(file) == "list" else _moved_entry
-        return file.written(lambda record: fix(record, move, size_of))
+        file = AvroRecords(data, path)
+        if _avro_kind(file) == "list":
+            known = repeated.of(file) if repeated is not None else None
+            return file.written(lambda record: _moved_list(record, move, size_of), known)
+        return file.written(lambda record: _moved_entry(record, move, size_of))
 
 
 def _moved_metadata(path: str, data: bytes, move: Move) -> bytes:
@@ -224,7 +246,7 @@ def _move_writers(found: dict[str, Any], move: Move) -> None:
 
 def _packed(found: Mapping[str, Any], data: bytes) -> bytes:
     """Returns a metadata file's bytes, compressed if those of the source are."""
-    text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+    text = msgspec.json.encode(found)
     return gzip.compress(text, mtime=0) if data[:2] == b"\x1f\x8b" else text
 
 
@@ -296,7 +318,7 @@ def has_row_columns(schema: pa.Schema) -> bool:
 
 def has_rows_of_others(path: str, head: bytes) -> bool:
     """Returns True for the beginning of a position-delete file in Avro. Raises FormatError if it is no Avro file."""
-    return {_PATH, _POSITION} <= {each.get("field-id") for each in _Avro(head, path).fields}
+    return {_PATH, _POSITION} <= {each.get("field-id") for each in AvroRecords(head, path).fields}
 
 
 def moved_deletes(path: str, data: bytes, move: Move) -> bytes:
@@ -371,7 +393,7 @@ def _field_id(field: pa.Field) -> int | None:
 
 
 def _moved_avro(path: str, data: bytes, move: Move) -> bytes:
-    file = _Avro(data, path)
+    file = AvroRecords(data, path)
     fields = {each.get("field-id"): each["name"] for each in file.fields}
     if _PATH not in fields or _POSITION not in fields:
         return data
@@ -384,82 +406,12 @@ def _moved_avro(path: str, data: bytes, move: Move) -> bytes:
 
 
 # ---- Avro ------------------------------------------------------------------------------------------------------------
-# The header of a file is the source's, byte by byte: fastavro would write attributes of a schema in any order.
 
 
-def _avro_kind(file: _Avro) -> Kind:
+def _avro_kind(file: AvroRecords) -> Kind:
     names = {each["name"] for each in file.fields}
     if "manifest_path" in names:
         return "list"
     if "data_file" in names:
         return "manifest"
     raise FormatError(f"{file.path} is neither a list of manifests nor a manifest", hint=_HINT)
-
-
-class _Avro:
-    """An Avro file in memory. Raises FormatError for one that cannot be read."""
-
-    def __init__(self, data: bytes, path: str) -> None:
-        import fastavro  # by runs with Iceberg tables only
-        from fastavro.schema import SchemaParseException
-
-        self.path, self._read, self._write = path, fastavro.schemaless_reader, fastavro.schemaless_writer
-        try:
-            self._file = AvroFile(Input(io.BytesIO(data)))
-            written = json.loads(self._file.properties["avro.schema"])
-            self.fields: list[dict[str, Any]] = written.get("fields") or []
-            self._schema = fastavro.parse_schema(_bare(written))
-        except (FormatError, Unsupported, ValueError, LookupError, AttributeError, SchemaParseException) as error:
-            raise self._damaged(error) from error
-
-    @property
-    def properties(self) -> Mapping[str, bytes]:
-        return self._file.properties
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        for some in self._blocks():
-            yield from some
-
-    def written(self, fix: Callable[[dict[str, Any]], None]) -> bytes:
-        """Returns the file with changed records, in the same blocks."""
-        found = [self._file.header]
-        for some in self._blocks():
-            new = io.BytesIO()
-            for record in some:
-                fix(record)
-                self._write(new, self._schema, record)
-            found.append(self._file.block(len(some), self._file.codec.compress(new.getvalue())))
-        return b"".join(found)
-
-    def _blocks(self) -> Iterator[list[Any]]:
-        """Yields the records of each block; once."""
-        blocks = self._file.blocks()
-        while True:
-            try:
-                if (block := next(blocks, None)) is None:
-                    return
-                count, packed = block
-                data = self._file.codec.decompress(packed)
-                if count > len(data):
-                    raise ValueError(f"{count:,} records do not fit in {len(data):,} bytes")
-                stream = io.BytesIO(data)
-                found = [self._read(stream, self._schema, None) for _ in range(count)]
-            except (FormatError, EOFError, ValueError, LookupError, RecursionError, struct.error) as error:
-                raise self._damaged(error) from error
-            yield found
-
-    def _damaged(self, error: Exception) -> FormatError:
-        return FormatError(f"{self.path} is not an Avro file that can be read: {error}", hint=_HINT)
-
-
-def _bare(schema: Any) -> Any:
-    """Returns a schema without logical types, so that values of partitions and bounds pass unchanged."""
-    if isinstance(schema, list):
-        return [_bare(each) for each in schema]
-    if isinstance(schema, dict):
-        return {
-            key: _bare(value) if key in ("type", "fields", "items", "values") else value
-            for key, value in schema.items()
-            if key not in ("logicalType", "adjust-to-utc", "default", "precision", "scale")
-        }
-    return schema

@@ -30,7 +30,7 @@ from replicator.core.model import Partition, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.replay.apply.copying import at_most
 from replicator.replay.apply.format_files import Mover
-from replicator.replay.apply.named_places import Homes, homes_of, limit_of, reason, translated
+from replicator.replay.apply.named_places import homes_of, limit_of, reason, translated
 from replicator.replay.apply.staging import empty_directories
 from replicator.replay.placement import is_published
 from replicator.replay.replica import own_parameters
@@ -257,14 +257,12 @@ class _Both:
         return self.pair.pointer
 
     @cached_property
-    def _homes(self) -> Homes:
-        return homes_of([(self.source, self.target)])
+    def move(self) -> Mover:
+        return Mover(homes_of([(self.source, self.target)]))
 
-    def move(self, path: str) -> str:
-        return Mover(self._homes)(path)
-
-    def move_any(self, path: str) -> str:
-        return Mover(self._homes, former=True)(path)
+    @cached_property
+    def move_any(self) -> Mover:
+        return Mover(homes_of([(self.source, self.target)]), former=True)
 
     def read(self, place: str) -> bytes | None:
         with suppress(FileNotFoundError), located(place).open_stream() as stream:

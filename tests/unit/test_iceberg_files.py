@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table.puffin import PuffinFile
 
-from cmroot.errors import FormatError
+from cmroot.errors import FormatError, UnknownPlace
 from cmroot.store import iceberg
+from cmroot.store.place import relative
 from replicator.replay.apply.format_files import Mover, Outside
-from replicator.replay.apply.named_places import homes_of
+from replicator.replay.apply.named_places import Homes, homes_of, moved
 
 LIST = {
     "type": "record",
@@ -161,6 +162,44 @@ def test_a_list_gets_the_paths_and_lengths_of_the_target(codec: str) -> None:
     )
 
 
+def manifest(number: int, length: int = 7) -> dict[str, Any]:
+    return {"manifest_path": f"file:/a/t/metadata/{number}.avro", "manifest_length": length, "key_metadata": None}
+
+
+def test_lists_with_entries_of_the_one_before_are_translated_as_if_alone() -> None:
+    """Also where an entry has changed, is new or gone, where one path begins with another, and with another schema."""
+    first = [manifest(number) for number in (*range(99), 10**70)]
+    second = [manifest(100), *first[:50], manifest(3, 8), *first[60:]]
+    other = {**LIST, "fields": [*LIST["fields"], {"name": "content", "type": "int"}]}  # type: ignore[misc]
+    third = [{**each, "content": 5} for each in second]
+    files = [avro(LIST, first), avro(LIST, second, "null"), avro(LIST, []), avro(other, third), avro(LIST, first)]
+    asked, repeated = list[str](), iceberg.Repeated()
+
+    def size_of(place: str, recorded: int) -> int:
+        asked.append(place)
+        return len(place) + recorded
+
+    alone = [iceberg.translated("metadata/s.avro", data, move, size_of) for data in files]
+    asked.clear()
+    assert [iceberg.translated("metadata/s.avro", data, move, size_of, repeated) for data in files[:2]] == alone[:2]
+    assert len(asked) == len(first) + 2  # those that differ
+    assert [iceberg.translated("metadata/s.avro", data, move, size_of, repeated) for data in files] == alone
+
+
+def test_a_damaged_list_is_named_after_one_with_the_same_entries() -> None:
+    data, repeated = avro(LIST, [manifest(number) for number in range(99)], "null"), iceberg.Repeated()
+    iceberg.translated("metadata/s.avro", data, move, lambda place, recorded: 1, repeated)
+    for at in range(data.index(b"file:/a"), len(data), 7):
+        broken = data[:at] + b"\xff" + data[at + 1 :]
+        found = []
+        for known in (None, repeated):
+            try:
+                found.append(iceberg.translated("metadata/s.avro", broken, move, lambda place, recorded: 1, known))
+            except FormatError:
+                found.append(b"")
+        assert found[0] == found[1], at
+
+
 def test_values_that_are_no_paths_pass_unchanged() -> None:
     records = [entry("file:/a/t/data/1.parquet"), entry("file:/a/t/data/1.parquet", status=0, content=2)]
     found = read(iceberg.translated("metadata/m.avro", avro(MANIFEST, records), move, lambda place, recorded: 1 / 0))
@@ -213,6 +252,43 @@ def test_deletion_vectors_name_data_files_of_the_target() -> None:
 def test_a_path_that_leads_out_of_the_table_is_refused(path: str) -> None:
     with pytest.raises(Outside, match="outside"):
         Mover(homes_of([("file:/a/t", "file:/b/t")]))(path)
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_the_files_of_a_directory_are_moved_as_each_alone(former: bool) -> None:
+    homes = homes_of(
+        [("file:/a/t", "file:/b/t"), ("file:/a/t/data/far", "s3a://b/far"), ("hdfs://nn/c", "hdfs://nn/c")]
+    )
+    move = Mover(homes, former)
+    places = ["file:/a/t/x", "file:///a//t/x/", "/a/t/data/1", "file:/a/t/data/far", "file:/a/t/data/far/1", "/a/t"]
+    places += [
+        "file:/a/t/data/..",
+        "/a/t/data/../../2",
+        "file:/a/t//x",
+        "hdfs://nn/c/1",
+        "file:/x",
+        "x",
+        "",
+        "/",
+        "s3://",
+    ]
+    for place in places * 2:
+        found = []
+        for mover in (Mover(homes, former), move):
+            try:
+                found.append(mover(place))
+            except (Outside, UnknownPlace) as error:
+                found.append(type(error).__name__)
+        assert found == [expected(place, homes, former), found[0]], place
+
+
+def expected(place: str, homes: Homes, former: bool) -> str:
+    try:
+        now = moved(place, homes)
+        inside = former or any(relative(now, target) is not None for _, target in homes)
+    except UnknownPlace as error:
+        return type(error).__name__
+    return now if inside else "Outside"
 
 
 # ---- what is not translated ---------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class IcebergTable(_Iceberg):
     # ---- comparisons -------------------------------------------------------------------------------------------------
 
     def compare_translated(self, paths: Sequence[str], pair: Compared) -> None:
-        own = relative(pair.pointer, pair.target)
+        own, repeated = relative(pair.pointer, pair.target), iceberg.Repeated()
 
         def size_of(place: str, recorded: int) -> int:
             return pair.files.get(relative(place, pair.target) or "", recorded)
@@ -134,7 +134,7 @@ class IcebergTable(_Iceberg):
             here, there = pair.read(join(pair.source, path)), pair.read(join(pair.target, path))
             try:
                 move = pair.move_any if iceberg.is_metadata(path) and path != own else pair.move
-                wanted = iceberg.translated(path, here, move, size_of) if here is not None else None
+                wanted = iceberg.translated(path, here, move, size_of, repeated) if here is not None else None
             except FormatError as error:
                 pair.differs("log", path, "a file of an Iceberg tree that can be read", error.message)
                 continue
@@ -267,6 +267,7 @@ class _Tree:
 
     load: Loading
     _sizes: dict[str, int] = field(default_factory=dict)
+    _repeated: iceberg.Repeated = field(default_factory=iceberg.Repeated)
 
     def placed(self, file: TableFile, move: iceberg.Move, *, as_recorded: bool = False) -> bool:
         """Publishes a file. Returns False if files that it names do not exist. as_recorded: it keeps their sizes."""
@@ -276,8 +277,8 @@ class _Tree:
             return True
         path = file.target[len(self.load.directory) :]
         try:
-            size_of = self._size_or_recorded if as_recorded else self._size
-            content = data if self.load.stays else iceberg.translated(path, data, move, size_of)
+            how = (self._size_or_recorded, None) if as_recorded else (self._size, self._repeated)
+            content = data if self.load.stays else iceberg.translated(path, data, move, *how)
         except FileNotFoundError:
             return False
         same = _read(file.target) if content is not data else None
@@ -286,6 +287,8 @@ class _Tree:
         else:
             self.load.place(file, content)
         self._sizes.pop(file.target, None)
+        if not _looks_like_list(file):
+            self._repeated.clear()  # lists contain the size of this file
         return True
 
     def check(self, stuck: Sequence[TableFile]) -> None:

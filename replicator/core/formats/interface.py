@@ -122,10 +122,12 @@ class Loading(Protocol):
     def stays(self) -> bool:
         """True if the target has the source's paths, so that files are as they are."""
 
-    def move(self, path: str) -> str:
+    @property
+    def move(self) -> Translation:
         """Returns a path of the source as it is on the target. Raises FormatError for one outside of the table."""
 
-    def move_any(self, path: str) -> str:
+    @property
+    def move_any(self) -> Translation:
         """Returns a path of the source as it is on the target; one outside of the table unchanged."""
 
     def recorded(self, file: TableFile) -> bytes | None:
@@ -170,10 +172,12 @@ class Compared(Protocol):
     def files(self) -> Mapping[str, int]:
         """The target's files by path, with sizes in bytes."""
 
-    def move(self, path: str) -> str:
+    @property
+    def move(self) -> Translation:
         """Returns the same as of `Loading`."""
 
-    def move_any(self, path: str) -> str:
+    @property
+    def move_any(self) -> Translation:
         """Returns the same as of `Loading`."""
 
     def read(self, place: str) -> bytes | None:

@@ -30,6 +30,7 @@ from replicator.replay.apply.origins import Wanted, directory_of, origins
 from replicator.replay.plan import EntryKey, FileRules
 
 UNREADABLE = "in a file of deletes that cannot be read"  # in place of a location
+KNOWN = 10_000  # directories whose translation is remembered
 HIDDEN = ".acid-"  # begin of the name of a directory that is not complete
 _CAN_RENAME = {"file", *SCHEMES, *RENAMING}
 _EVERYWHERE = [each for each in FORMATS.values() if each.everywhere]
@@ -129,9 +130,30 @@ class Mover:
 
     homes: Homes
     former: bool = False
+    _directories: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, path: str) -> str:
         """Raises Outside for a path that would not be in the target's location."""
+        above, _, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            return self._moved(path)
+        if above not in self._directories:
+            if len(self._directories) == KNOWN:
+                self._directories.clear()
+            self._directories[above] = self._moved_directory(above)
+        if directory := self._directories[above]:
+            return f"{directory}/{name}"
+        return self._moved(path)
+
+    def _moved_directory(self, path: str) -> str:
+        """Returns a directory as all of its files are moved; "" if that depends on their names."""
+        now = moved(path, self.homes)
+        if now == path or path.endswith("/") or any(relative(source, path) is not None for source, _ in self.homes):
+            return ""
+        below = any(relative(now, target) is not None for _, target in self.homes)
+        return now if self.former or below else ""
+
+    def _moved(self, path: str) -> str:
         now = moved(path, self.homes)
         if not self.former and not any(relative(now, target) is not None for _, target in self.homes):  # also by `..`
             raise Outside(f"{path} is outside of its table's location", hint="see docs/formats.md, Iceberg")
@@ -170,13 +192,15 @@ class TableLoad:
 
     @property
     def stays(self) -> bool:
-        return Mover(self._homes).stays
+        return self.move.stays
 
-    def move(self, path: str) -> str:
-        return Mover(self._homes)(path)
+    @cached_property
+    def move(self) -> Mover:
+        return Mover(self._homes)
 
-    def move_any(self, path: str) -> str:
-        return Mover(self._homes, former=True)(path)
+    @cached_property
+    def move_any(self) -> Mover:
+        return Mover(self._homes, former=True)
 
     def recorded(self, file: TableFile) -> bytes | None:
         if file.checksum is None or file.size is None:
