@@ -27,6 +27,7 @@ from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_ref
 from cmroot.log.segment import conform
 from cmroot.store.listing import ENTRIES
 from cmroot.store.place import Place, join, normal
+from cmroot.store.spelling import is_root
 
 PART = "version"
 """The prefix of the names of a plan's parts with versions."""
@@ -82,7 +83,8 @@ def remove_versions(
         starts = [0, *pc.indices_nonzero(pc.not_equal(rows["location"][1:], rows["location"][:-1])).to_pylist()]
         starts = [starts[0], *(start + 1 for start in starts[1:]), rows.num_rows]
         for start, end in pairwise(starts):
-            _remove_at(root, rows.slice(start, end - start), since, lease, removed, now)
+            for some in _by_listing(rows.slice(start, end - start)):
+                _remove_at(root, some, since, lease, removed, now)
     return removed
 
 
@@ -90,12 +92,13 @@ def _remove_at(
     root: str, rows: pa.Table, since: Since, lease: Lease, removed: RemovedEntries, now: Callable[[], float]
 ) -> None:
     """Removes the versions of one location; one listing shows which still exist, and which are not current."""
-    location = rows["location"][0].as_py()
+    location, above = rows["location"][0].as_py(), rows["path"][0].as_py().rpartition("/")[0]
+    listed = join(location, above) if is_root(location) else location
     wanted: dict[tuple[str, str], int] = {}
     for index, (path, version) in enumerate(zip(rows["path"].to_pylist(), rows["version"].to_pylist(), strict=True)):
         wanted[normal(join(location, path)), version] = index
     single = "" in rows["path"].to_pylist()  # the location is a file
-    there = [old for old in old_versions(location, named=single) if (old.path, old.version) in wanted]
+    there = [old for old in old_versions(listed, named=single) if (old.path, old.version) in wanted]
     if not there and (why := why_versions_unseen(location)):
         raise NotWritable(f"{location}: {why}", hint="grant this permission, or expire without versions")
     for start in range(0, len(there), BATCH):
@@ -110,6 +113,17 @@ def _remove_at(
         removed.entries += len(going)
         removed.bytes += sum(old.size for old in going)
     removed.freed = removed.bytes
+
+
+def _by_listing(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yields the rows of one location that one listing shows: those of a bucket, by the directories in it."""
+    if not is_root(rows["location"][0].as_py()):
+        yield rows
+        return
+    directories: dict[str, list[int]] = {}
+    for index, path in enumerate(rows["path"].to_pylist()):
+        directories.setdefault(path.rpartition("/")[0], []).append(index)
+    yield from map(rows.take, directories.values())
 
 
 def _sorted(planned: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

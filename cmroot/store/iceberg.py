@@ -15,7 +15,7 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,6 +41,7 @@ _PATH, _POSITION = 2147483546, 2147483545  # ids of the columns of position dele
 _AVRO, _PUFFIN = b"Obj\x01", b"PFA1"
 _DELETED, _POSITION_DELETES = 2, 1  # `status` of an entry, `content` of a file
 _OF_TABLES = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
+OF_TREES = ("write.metadata.path",)
 _HINT = "check the table with its own tools, at the source"
 
 
@@ -57,8 +58,7 @@ class Reference:
 
 
 def in_tree(path: str) -> bool:
-    """Returns True if a file, by its path in its table's directory, is a metadata file, a list or a manifest. Other
-    files there name none."""
+    """Returns True for the path of a metadata file, a list or a manifest in its table: other files there name none."""
     return path.startswith(f"{DIRECTORY}/") and (path.endswith(".avro") or is_metadata(path))
 
 
@@ -143,12 +143,12 @@ def _of_entry(file: Mapping[str, Any]) -> Reference:
     return Reference(kind, file["file_path"], file["file_size_in_bytes"], form, file.get("key_metadata") is not None)
 
 
-def locations_of(path: str, data: bytes) -> list[str]:
-    """Returns the locations to which a table's writers write, according to a metadata file."""
+def locations_of(path: str, data: bytes, keys: Sequence[str] = _OF_TABLES) -> list[str]:
+    """Returns the locations to which a table's writers write, according to some keys of a metadata file."""
     found = read_metadata(path, data)
     with _understood(path):
         properties = found.get("properties") or {}
-        return [found["location"], *(str(properties[key]) for key in _OF_TABLES if key in properties)]
+        return [found["location"], *(str(properties[key]) for key in keys if key in properties)]
 
 
 def read_metadata(path: str, data: bytes) -> dict[str, Any]:

@@ -106,6 +106,12 @@ def split_authority(place: str) -> tuple[str, str]:
     return "", place
 
 
+def is_root(place: str) -> bool:
+    """Returns True for the root of a store: `s3://bucket/`, `file:///`. Entries with this location are of files outside
+    of their table's directory, so nothing lists it."""
+    return place.endswith("/") and split_authority(place)[1] == "/"
+
+
 def refuse_credentials(place: str) -> None:
     """Raises UnknownPlace, without showing them, for a URL with a password or keys: URLs are written to logs, records
     and process lists. Keys may contain a slash, written unescaped by mistake."""

@@ -5,60 +5,30 @@ holds the file and answers queries about it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD, FILES, RELEASE
+from cmroot.store.spelling import is_root
 from replicator.captures.inventory import Ends, Inventory
-from replicator.core.formats import format_of
+from replicator.core.formats import FORMATS, format_of
 from replicator.core.formats.interface import POINTER
+from replicator.core.formats.outside import is_outside
 from replicator.core.model import MATERIALIZED_VIEW, Column, Constraint, Partition, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_file, property_files
 from replicator.metastore.events import record as kinds
+from replicator.metastore.events.facts import Rename, followed
 from replicator.metastore.events.record import ChangeRecord, partition_names
-
-# ---- renames ---------------------------------------------------------------------------------------------------------
-# Renames: map the name of an object at one position to its later name.
-
-
-@dataclass(frozen=True)
-class Rename:
-    """A rename of a table (db, name) or a partition (db, table, name), effective from a position on."""
-
-    position: int
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-
-    def follow(self, key: tuple[str, str, str], position: int) -> tuple[str, str, str] | None:
-        """Returns the key (db, table, partition) that an object seen at a position has after this rename. Returns None
-        if another object took its name, because the object no longer existed then."""
-        if self.position <= position:
-            return key
-        if key[: len(self.before)] == self.before:
-            db, table, partition = (*self.after, *key[len(self.before) :])
-            return db, table, partition
-        return None if key[: len(self.after)] == self.after else key
-
-    @classmethod
-    def of(cls, record: ChangeRecord) -> Rename | None:
-        return cls(record.position, *record.change.rename) if record.change.rename else None
-
-
-def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:
-    """Returns the later key of an object seen at a position, after all renames in order; None if it was replaced."""
-    now: tuple[str, str, str] | None = key
-    for rename in renames:
-        now = rename.follow(now, position) if now else None
-    return now
-
 
 # ---- apply -----------------------------------------------------------------------------------------------------------
 
 
+HAS_OUTSIDE = f"IN ({', '.join(repr(each.name) for each in FORMATS.values() if each.has_outside)})"
 _OF_TABLE = ("constraints", "parents", "grants", "named_files", "write_ids")
 _ROW = [name for name in FILES.names if name != "since"]
 
@@ -142,6 +112,10 @@ class Fold(Inventory):
         Skips rows of objects that no longer exist, or that were recreated after the row's position. `renames`: the
         renames already applied, including any that are later than a row; a row holds the name valid at its position."""
         ids: dict[tuple[str, str, str] | None, tuple[int, int, int, bool] | None] = {}
+        stores = {
+            each for each in pc.unique(rows["location"]).to_pylist() if each and is_root(each)
+        }  # nearly always none
+        outside = cache(self._ids_outside)
         last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None if it is removed
         replacing: list[tuple[int, int, int, str]] = []
         unused: list[tuple[Any, ...]] = []
@@ -157,6 +131,8 @@ class Fold(Inventory):
             if key not in ids:
                 ids[key] = self._object_ids(*key) if key else None
             found = ids[key]
+            if found is not None and location in stores:
+                found = outside(found, location)
             if found is None or position < found[2]:
                 if op == ADD:
                     unused.append((position, db, table, partition, location, path, *file, position))
@@ -220,6 +196,16 @@ class Fold(Inventory):
         elif elsewhere:
             self._forget_files(table_id, 0, at)
             self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
+
+    def complete(self) -> None:
+        """Adds what manifests of earlier releases lack. They did not note which files outside a log names: logs are
+        examined again."""
+        notes: dict[str, Callable[[], object]] = {"outside_files": partial(self._db.execute, "DELETE FROM log_files")}
+        notes |= {"roots": self.note_formats, "named_files_and_views": self.note_all_named}
+        for key, note in notes.items():
+            if self.recall(key) is None:
+                note()
+                self._db.execute("INSERT OR REPLACE INTO state VALUES (?, 'noted')", (key,))
 
     def note_formats(self) -> None:
         """Records the format of every known table, and lists what older releases did not: materialized views, and the
@@ -285,7 +271,7 @@ class Fold(Inventory):
     def _look_again(self, table_id: int, partition_id: int | None = None) -> None:
         """Marks as unlisted the partitions with files that a bucket retains by name and version: under new names they
         are other objects. Applies to an entire table, or to one partition."""
-        which = "table_id = ? AND version IS NOT NULL AND (? IS NULL OR partition_id = ?)"
+        which = "table_id = ? AND partition_id >= 0 AND version IS NOT NULL AND (? IS NULL OR partition_id = ?)"
         about = (table_id, partition_id, partition_id)
         self._db.execute(
             f"UPDATE partitions SET listed = 0 WHERE id IN (SELECT partition_id FROM files WHERE {which})", about
@@ -404,9 +390,11 @@ class Fold(Inventory):
                     self._db.execute(f"DELETE FROM {table} WHERE table_id = ? AND partition = ?", (table_id, name))
 
     def _forget_files(self, table_id: int, partition_id: int, at: int) -> None:
+        """partition_id: 0 for the table's own files, also those outside of its location."""
         self.ends.of_object(table_id, partition_id, at)
+        which = "table_id = ? AND partition_id " + ("= ?" if partition_id else "<= ?")
         for table in ("files", "directories"):
-            self._db.execute(f"DELETE FROM {table} WHERE table_id = ? AND partition_id = ?", (table_id, partition_id))
+            self._db.execute(f"DELETE FROM {table} WHERE {which}", (table_id, partition_id))
 
     def _touch(self, db: str, table: str, partition: str | None, at: int) -> None:
         if partition:
@@ -454,6 +442,17 @@ class Fold(Inventory):
             return None
         any_file = self._db.execute("SELECT 1 FROM files WHERE table_id = ? AND partition_id = ? LIMIT 1", row[:2])
         return *row, any_file.fetchone() is not None
+
+    def _ids_outside(self, ids: tuple[int, int, int, bool], location: str) -> tuple[int, int, int, bool]:
+        """Returns the ids of a table's files, with a negative number for those outside of its location.
+        location: of the entries, the root of a store."""
+        formats = f"JOIN formats f ON f.table_id = t.id WHERE f.format {HAS_OUTSIDE}"
+        row = self._db.execute(f"SELECT t.location FROM tables t {formats} AND t.id = ?", (ids[0],)).fetchone()
+        if ids[1] or row is None or not is_outside(location, row[0]):
+            return ids
+        self._db.execute("INSERT OR IGNORE INTO stores (location) VALUES (?)", (location,))
+        (number,) = self._db.execute("SELECT id FROM stores WHERE location = ?", (location,)).fetchone()
+        return ids[0], -number, ids[2], True
 
 
 def has_files(table: Table) -> bool:

@@ -20,9 +20,10 @@ from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
 from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
-from replicator.captures.contents import Contents, Keepers, list_named
+from replicator.captures.contents import Contents, Keepers
+from replicator.captures.elsewhere import OutsideFiles, list_named
 from replicator.captures.inventory import DataObject
-from replicator.captures.left_out import left_out, transactional
+from replicator.captures.left_out import examine_log, left_out, transactional
 from replicator.captures.manifest import (
     Manifest,
     children_now,
@@ -51,6 +52,7 @@ from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.captures.write_ids import Transactions
 from replicator.core.audit import record_begun
 from replicator.core.config import nearest
+from replicator.core.formats.outside import is_directory
 from replicator.core.logging import tell_event
 from replicator.core.model import EXTERNAL, Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
@@ -81,6 +83,8 @@ class CaptureSettings:
     keeper: how bytes are retained: auto (the best that each store supports), link, version, snapshot, native, copy or
     none.
     s3_events: URLs of the queues that receive the notifications of buckets (`s3://name`); each bucket has its own.
+    outside: directories in which Iceberg tables may have files outside of their own locations, in addition to those of
+    the metastore's configuration.
     empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty. An object
     that cannot be read and is not declared here retains the files known to the log."""
 
@@ -95,11 +99,14 @@ class CaptureSettings:
     repair: bool = False
     keeper: str = "auto"
     s3_events: Mapping[str, str] = field(default_factory=dict)
+    outside: Sequence[str] = ()
     empty: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.scan_time is not None and not self.scan:
             raise UsageError("--scan-time limits the scan, and --no-scan skips it", hint="give only one of them")
+        if wrong := next((each for each in self.outside if not is_directory(each)), None):
+            raise UsageError(f"--iceberg-outside {wrong}: not an absolute path or a URL without `..`")
 
 
 def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings, runtime: Runtime) -> Captured:
@@ -183,6 +190,11 @@ class _Run:
             is_external=lambda db, name: (table := manifest.table(db, name)) is not None and table.kind == EXTERNAL,
         )
         self._contents = Contents(self._log, root.place, runtime, keepers)
+        allowed, examine = (
+            (*source.outside_directories(), *options.outside),
+            partial(examine_log, manifest, root.place),
+        )
+        self._outside = OutsideFiles(self._log, self._contents, runtime, allowed, examine)
         self._transactions = Transactions(source, self._log)
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()
@@ -346,12 +358,14 @@ class _Run:
         for number in range(ROUNDS):
             self._refresh()
             missing = self._list()
+            self._outside.look()
             list_named(self._log, self._root.place, everything=named and number == 0)
             if self.read() == 0 and not any((self._dirty, self._measured, self._constrained, self._rekeyed)):
                 break
         else:
             self._refresh()
             missing = self._list()
+            self._outside.look()
             list_named(self._log, self._root.place, everything=False)
         self._sight = self._contents.found_missing(missing, empty, self._refusals.found())
 

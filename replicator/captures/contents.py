@@ -7,29 +7,22 @@ A task's work on its objects is in `object_listing`; the ways to retain bytes ar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import pyarrow as pa
 
-from cmroot.errors import NotWritable, StorageUnreachable, UnknownPlace
-from cmroot.keep.content import Kept
 from cmroot.keep.hdfs_keepers import ChangeManager
-from cmroot.keep.keepers import CopyKeeper, Keeper, choose_keeper
-from cmroot.log.captured import FILES
+from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.log.references import under_way
-from cmroot.log.segment import ADD, REMOVE
 from cmroot.store.acid import State
-from cmroot.store.listing import file_state, full_identity
 from cmroot.store.local import device
-from cmroot.store.place import is_local, join, located, normal, parent, split_authority
-from replicator.captures.apply import followed
+from cmroot.store.place import is_local, normal, parent, split_authority
 from replicator.captures.inventory import DataObject, KnownFile
-from replicator.captures.manifest import Manifest
 from replicator.captures.object_listing import (
     CaptureSnapshots,
     Listed,
     ListTask,
+    Rows,
     list_objects,
     nothing_left,
     uncaptured_files,
@@ -44,17 +37,15 @@ from replicator.captures.unlistable import (
     gathered,
     not_text,
     remember,
-    remember_unread_files,
     remembered,
-    unread_files,
 )
-from replicator.core.model import Function
-from replicator.core.named_files import NAMED, ON_NODES, resource_file
+from replicator.core.named_files import ON_NODES
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
+from replicator.metastore.events.facts import followed
 from replicator.metastore.events.notification_log import NamedFile
-from replicator.metastore.events.record import AlterTable, Change, ChangeFiles, CreateFunction, EventsRead
+from replicator.metastore.events.record import Change, ChangeFiles
 
 LIST_BATCH = 500  # maximum number of objects in a listing task
 
@@ -75,6 +66,7 @@ class Contents:
         self._states: Mapping[tuple[str, str], State] = {}
         self._open: dict[tuple[int, int], frozenset[str]] = {}
         self.unclear: dict[DataObject, frozenset[str]] = {}
+        self.changed = set[int]()  # ids of tables with rows
 
     # ---- files named by events --------------------------------------------------------------------------------------
 
@@ -98,6 +90,11 @@ class Contents:
         fresh = not_known(rows, self._log.manifest.files(obj.table_id, obj.partition_id))
         self._log.files(self._placed(fresh, [obj], [0] * fresh.num_rows))
         self._named.pop((obj.db, obj.table, obj.partition), None)
+
+    def record(self, objects: Sequence[DataObject], rows: Rows | pa.Table) -> None:
+        """Records rows of files outside of the directories of objects. A table of rows is about one object."""
+        owners = rows.owner if isinstance(rows, Rows) else [0] * rows.num_rows
+        self._log.files(self._placed(rows.table(objects) if isinstance(rows, Rows) else rows, objects, owners))
 
     def judge_open(self) -> None:
         """Notes the unclear directories: they are of writers that have not ended, and not listed in this capture."""
@@ -233,6 +230,7 @@ class Contents:
                 table = f"{obj.db}.{obj.table}"
                 found = NotReplicated(table, beside_others(mixed), obj.partition) if mixed else None
                 self._unnamed[key] = not_text(obj, names) if names else found
+        self.changed.update(listed.objects[owner].table_id for owner in set(listed.owners))
         self._log.manifest.set_directories(listed.objects, listed.directories)
         self._log.manifest.set_identities(listed.objects, listed.same)
         self._log.report.files += listed.files_hashed
@@ -304,6 +302,13 @@ class Keepers:
                 )
         return self._chosen[chosen]
 
+    def elsewhere(self, obj: DataObject, directory: str) -> Keeper:
+        """Returns the keeper of an object's files in another directory, which the metastore never drops."""
+        chosen = self._store(directory), "auto" if self._requested == "native" else self._requested
+        if chosen not in self._chosen:
+            self._chosen[chosen] = self._choose(self._root, directory, chosen[1])
+        return self._chosen[chosen]
+
     def _native_excludes(self, obj: DataObject) -> bool:
         """Returns True if the metastore was to keep the files of an object, and would not."""
         return self._requested == "native" and self._manager().managed_only and self._is_external(obj.db, obj.table)
@@ -330,112 +335,3 @@ class Keepers:
         if is_local(location):
             return self._device(parent(location))
         return self._snapshots.top(location) or split_authority(normal(location))[0]
-
-
-# ---- files that metadata names ---------------------------------------------------------------------------------------
-# Avro schemas and resources of functions, wherever they are: recorded as files of their databases, and kept as copies.
-
-
-@dataclass(frozen=True)
-class _Naming:
-    """A file that metadata names: its place, and an object that names it."""
-
-    place: str
-    name: str
-    function: Function | None = None  # None: a table
-
-
-def list_named(log: Recording, root: str, *, everything: bool) -> None:
-    """Records and keeps files that metadata names for the first time, and, with `everything`, those that have changed.
-    Those that no metadata names any more, and those removed from a directory that has other files, are recorded as
-    removed. A file that cannot be read is reported until it can; its last known state remains, and only `everything`
-    reads it again, once per store, because an unavailable host answers late. root: the `$cmroot`."""
-    manifest, unread, away = log.manifest, dict[str, NotReplicated](), dict[str, StorageUnreachable]()
-    unread_before = {} if everything else unread_files(manifest)
-    for db in sorted(manifest.scope()):
-        known = {file.path: (directory, file) for directory, file in manifest.recorded_files(db)}
-        functions, schemas = manifest.functions(db), manifest.property_files(db)
-        if not (known or functions or schemas):
-            continue
-        database = manifest.database(db)
-        home = database.location if database and database.location else ""
-        named = _naming(functions, schemas, home)
-        foreign = log.on_nodes((db, each.place) for each in named.values())
-        for path, naming in named.items():
-            before = known[path][1] if path in known else None
-            why = unread_before.get(f"{db}/{path}")
-            if why is None and (before is None or everything) and (db, naming.place) not in foreign:
-                why = _unread(away, db, naming, partial(_look, log, root, db, home, path, naming, before))
-            if why is not None:
-                unread[f"{db}/{path}"] = why
-        for path, (directory, _) in known.items():
-            if path not in named:
-                at = log.position if log.position > log.base else log.observe(EventsRead())
-                log.files(_entry(db, directory, path, None, at))
-    remember_unread_files(manifest, unread)
-
-
-def _naming(functions: Iterable[Function], schemas: Iterable[tuple[str, str, str]], home: str) -> dict[str, _Naming]:
-    """Returns the files that metadata of a database names, by their paths in its `NAMED`."""
-    found = {path: _Naming(place, name) for path, place, name in schemas}
-    for function in functions:
-        for _, address in function.resources:
-            if file := resource_file(home, address):
-                found[file.path] = _Naming(file.place, function.name, function)
-    return found
-
-
-def _change(manifest: Manifest, db: str, naming: _Naming, *, new: bool) -> Change:
-    """Returns the change to record with a file. new: it was not recorded before, so that replicas may name another."""
-    if naming.function is not None:
-        return CreateFunction(function=naming.function)
-    table = manifest.table(db, naming.name) if new else None
-    return AlterTable(db=db, name=naming.name, table=table) if table else ChangeFiles(db=db, table=naming.name)
-
-
-def _unread(
-    away: dict[str, StorageUnreachable], db: str, naming: _Naming, look: Callable[[], None]
-) -> NotReplicated | None:
-    """Returns why `look` cannot read a file. away: stores that did not answer, and their error; none is queried
-    twice."""
-    store = split_authority(naming.place)[0]
-    try:
-        if store in away:
-            raise away[store]
-        look()
-        return None
-    except (OSError, NotWritable, UnknownPlace, StorageUnreachable) as error:  # also of a cluster that no longer exists
-        if isinstance(error, StorageUnreachable) and not is_local(naming.place):
-            away[store] = error
-        return NotReplicated(f"{db}.{naming.name}", f"it names {naming.place}, which cannot be read: {error}")
-
-
-def _look(log: Recording, root: str, db: str, home: str, path: str, naming: _Naming, before: KnownFile | None) -> None:
-    """Records a file if it is new, has changed, or was removed. Raises the store's error where it cannot be read."""
-    try:
-        if before is not None and _is_unchanged(before, naming.place):
-            return
-        kept = CopyKeeper(root).keep(naming.place)
-    except FileNotFoundError:
-        if before is None or not located(naming.place).parent.list():  # a directory that is away is not empty
-            return
-        kept = None
-    if kept is not None:
-        log.report.files, log.report.bytes = log.report.files + 1, log.report.bytes + kept.size
-    at = log.observe(_change(log.manifest, db, naming, new=before is None))
-    log.files(_entry(db, join(home, NAMED), path, kept, at))
-
-
-def _is_unchanged(known: KnownFile, place: str) -> bool:
-    return known.checksum is not None and file_state(place).is_recorded(known.size, known.mtime_ns, known.identity)
-
-
-def _entry(db: str, directory: str, path: str, kept: Kept | None, position: int) -> pa.Table:
-    """Returns the entry of a file; kept: None if it was removed."""
-    row = {"position": position, "op": ADD if kept else REMOVE, "db": db, "table": NAMED, "partition": ""}
-    row |= {"location": directory, "path": path}
-    if kept is not None:
-        identity = full_identity(kept.identity, kept.changed_ns)
-        row |= {"size": kept.size, "mtime_ns": kept.mtime_ns, "identity": identity, "checksum": kept.checksum}
-        row |= {"kept": True}
-    return pa.table({field.name: pa.array([row.get(field.name)], field.type) for field in FILES})

@@ -91,12 +91,11 @@ class TableContents:
     changed: int
 
 
-GRANT_TABLES = """
-CREATE TABLE IF NOT EXISTS grants (table_id INTEGER, db TEXT, partition TEXT, body BLOB,
-  PRIMARY KEY (table_id, db, partition)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS roles (db TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
-"""
-"""Added to manifests of earlier releases: of a table by its id, of a database by its name."""
+FILE = "f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version"  # columns of a KnownFile
+_PLACE = (  # of a file's object; files outside of their table's location have negative numbers instead of partitions
+    "CASE WHEN f.partition_id < 0 THEN (SELECT s.location FROM stores s WHERE s.id = -f.partition_id)"
+    " ELSE coalesce(p.location, t.location) END"
+)
 
 
 @contextlib.contextmanager
@@ -153,6 +152,10 @@ class Inventory:
         """Yields tables by name, from this one on."""
         yield from self._listed("(t.db, t.name) >= (?, ?)", db, name)
 
+    def select(self, query: str, *about: object) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query of another module of this package."""
+        return self._db.execute(query, about).fetchall()
+
     def tables_named(self, names: Iterable[tuple[str, str]]) -> Iterator[ListedTable]:
         """Yields those of some tables (database, name) that exist, in the given order."""
         for db, name in names:
@@ -207,7 +210,7 @@ class Inventory:
     def log_files(self, db: str, name: str, directory: str, own: str = "") -> list[tuple[str, KnownFile, str | None]]:
         """Returns (path, state, problem; None: unknown) of a table's files that may have a problem, and of `own`."""
         rows = self._db.execute(
-            "SELECT f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, l.problem"
+            f"SELECT {FILE}, l.problem"
             " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?"
             " LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = t.location"
             " WHERE t.db = ? AND t.name = ? AND (l.problem IS NULL OR l.problem <> '' OR f.path = ?)",
@@ -215,8 +218,11 @@ class Inventory:
         )
         return [(row[0], KnownFile(*row[:7]), row[7]) for row in rows.fetchall()]
 
-    def remember_log_file(self, checksum: str, location: str, problem: str) -> None:
+    def remember_log_file(self, checksum: str, location: str, problem: str, outside: Iterable[tuple[str, str]]) -> None:
+        """outside: entries (location, path) of the files outside of the table's location that the file names."""
         self._db.execute("INSERT OR REPLACE INTO log_files VALUES (?, ?, ?)", (checksum, location, problem))
+        rows = ((location, checksum, *each) for each in outside)
+        self._db.executemany("INSERT OR IGNORE INTO outside VALUES (?, ?, ?, ?)", rows)
 
     def partition_count(self, db: str, name: str) -> int:
         query = "SELECT count(*) FROM partitions WHERE table_id = ?"
@@ -311,9 +317,7 @@ class Inventory:
     def files(self, table_id: int, partition_id: int) -> dict[str, KnownFile]:
         """Returns the files of one object by path."""
         rows = self._db.execute(
-            "SELECT path, size, mtime_ns, identity, checksum, kept, version FROM files"
-            " WHERE table_id = ? AND partition_id = ?",
-            (table_id, partition_id),
+            f"SELECT {FILE} FROM files f WHERE table_id = ? AND partition_id = ?", (table_id, partition_id)
         )
         return {row[0]: KnownFile(*row) for row in rows}
 
@@ -328,11 +332,7 @@ class Inventory:
 
     def recorded_files(self, db: str) -> list[tuple[str, KnownFile]]:
         """Returns the recorded files that metadata of a database names: (directory, known state)."""
-        rows = self._db.execute(
-            "SELECT location, path, size, mtime_ns, identity, checksum, kept, version FROM recorded_files WHERE db = ?"
-            " ORDER BY path",
-            (db,),
-        )
+        rows = self._db.execute(f"SELECT f.location, {FILE} FROM recorded_files f WHERE db = ? ORDER BY path", (db,))
         return [(row[0], KnownFile(*row[1:])) for row in rows]
 
     def weight(self, obj: DataObject) -> tuple[int, int]:
@@ -354,8 +354,7 @@ class Inventory:
     def table_files(self, db: str, name: str) -> Iterator[tuple[Any, ...]]:
         """Yields a table's files: (partition, location, path, size, mtime_ns, identity, checksum, kept, version)."""
         yield from self._db.cursor().execute(
-            "SELECT coalesce(p.name, ''), coalesce(p.location, t.location), f.path, f.size, f.mtime_ns, f.identity,"
-            " f.checksum, f.kept, f.version FROM files f JOIN tables t ON t.id = f.table_id"
+            f"SELECT coalesce(p.name, ''), {_PLACE}, {FILE} FROM files f JOIN tables t ON t.id = f.table_id"
             " LEFT JOIN partitions p ON p.id = f.partition_id WHERE f.table_id = ?",
             (self._table_id(db, name),),
         )
@@ -420,8 +419,9 @@ class Ends:
         self._gather("f.table_id = ?", [(at, table_id)])
 
     def of_object(self, table_id: int, partition_id: int, at: int) -> None:
-        """Ends the references of every file of one object at a position."""
-        self._gather("f.table_id = ? AND f.partition_id = ?", [(at, table_id, partition_id)])
+        """Ends the references of every file of one object at a position; see `Fold`."""
+        which = "f.partition_id = ?" if partition_id else "f.partition_id <= ?"
+        self._gather(f"f.table_id = ? AND {which}", [(at, table_id, partition_id)])
 
     def of_files(self, files: Iterable[tuple[int, int, int, str]]) -> None:
         """Ends the references of single files (position, table_id, partition_id, path) that are removed or replaced."""
@@ -436,10 +436,8 @@ class Ends:
 
     def _gather(self, which: str, arguments: Iterable[tuple[object, ...]]) -> None:
         self._db.executemany(
-            "INSERT INTO temp.ended SELECT NULL, ?, t.db, t.name, coalesce(p.name, ''),"
-            " coalesce(p.location, t.location), f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept,"
-            " f.version, f.since"
-            " FROM files f JOIN tables t ON t.id = f.table_id LEFT JOIN partitions p ON p.id = f.partition_id"
+            f"INSERT INTO temp.ended SELECT NULL, ?, t.db, t.name, coalesce(p.name, ''), {_PLACE}, {FILE},"
+            " f.since FROM files f JOIN tables t ON t.id = f.table_id LEFT JOIN partitions p ON p.id = f.partition_id"
             f" WHERE {which} AND f.checksum IS NOT NULL",
             arguments,
         )

@@ -14,9 +14,10 @@ from typing import BinaryIO
 from cmroot.keep.content import locate
 from cmroot.keep.versions import open_version
 from cmroot.store.place import Place, join, located, name_of, relative
+from replicator.captures.elsewhere import TABLE_FILES, why_outside_lacks
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.core.formats import FORMATS
+from replicator.core.formats import FORMATS, format_of
 from replicator.core.formats.interface import Examine
 from replicator.core.model import Table
 from replicator.core.named_files import NAMED, resource_file
@@ -36,6 +37,13 @@ def left_out(
                 if reason := next(FORMATS[format].problems(known), ""):
                     found[f"{db}.{name}"] = reason
     return found
+
+
+def examine_log(manifest: Manifest, root: str, db: str, name: str) -> None:
+    """Examines the files of a table's log that were not examined yet."""
+    if (table := manifest.table(db, name)) is not None:
+        for _ in format_of(table).log_problems(KnownTable(manifest, root, table)):
+            pass
 
 
 def transactional(
@@ -76,6 +84,20 @@ class KnownTable:
         found = self.manifest.log_files(self.table.db, self.table.name, directory, own)
         return {path: partial(self._problem, path, file, known) for path, file, known in found}
 
+    def read(self, path: str) -> bytes | None:
+        """Returns the bytes of a captured file of the table; None if they are gone."""
+        query = f"{TABLE_FILES} AND f.path = ?"
+        for row in self.manifest.select(query, self.table.db, self.table.name, path):
+            file = KnownFile(*row)
+            place = join(self.table.location or "", path)
+            for open_file in _openings(place, file, self.root) if file.checksum is not None else ():
+                with suppress(FileNotFoundError), open_file() as stream:
+                    return stream.read()
+        return None
+
+    def outside_problem(self, reached: Callable[[], set[str] | None]) -> str:
+        return why_outside_lacks(self.manifest, self.table.db, self.table.name, reached)
+
     def named_file(self, place: str, examine: Examine) -> str:
         location = self.table.location or ""
         file, own = resource_file(self.home, place), relative(place, location)
@@ -93,8 +115,9 @@ class KnownTable:
         location = self.table.location or ""
         for open_file in _openings(join(location, path), file, self.root):
             with suppress(FileNotFoundError), open_file() as stream:
-                found = examine(path, location, stream)
-                self.manifest.remember_log_file(file.checksum, location, found)
+                outside = list[tuple[str, str]]()
+                found = examine(path, location, stream, outside)
+                self.manifest.remember_log_file(file.checksum, location, found, outside)
                 return found
         return ""
 

@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
-from replicator.captures.apply import Fold, Rename, has_files
-from replicator.captures.inventory import GRANT_TABLES, DataObject, Inventory, KnownFile
+from replicator.captures.apply import Fold, has_files
+from replicator.captures.inventory import FILE, DataObject, Inventory, KnownFile
 from replicator.core.grouping import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Name, Table
 from replicator.errors import sqlite_error
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.constraints import ordered
 from replicator.metastore.events import record as kinds
+from replicator.metastore.events.facts import Rename
 from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 
 VERSION = 2
@@ -52,8 +53,9 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
 """
 # Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in a format
 # other than Hive's, why files of a table's log (by checksum and the table's location) make a copy of the table no copy,
-# and the files that properties of a table or its partitions name, with the position that named each first. Constraints
-# are not derived: captures read them from the metastore if the manifest does not record that they are known.
+# the files outside of that location that they name, and the files that properties of a table or its partitions name,
+# with the position that named each first. Constraints are not derived: captures read them from the metastore if the
+# manifest does not record that they are known. Grants are of a table by its id, of a database by its name.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
 CREATE TABLE IF NOT EXISTS log_files (checksum, location, problem, PRIMARY KEY (checksum, location)) WITHOUT ROWID;
@@ -62,8 +64,11 @@ CREATE TABLE IF NOT EXISTS recorded_files (db, path, location, size, mtime_ns, i
   PRIMARY KEY (db, path));
 CREATE TABLE IF NOT EXISTS constraints (table_id INTEGER PRIMARY KEY, body BLOB);
 CREATE TABLE IF NOT EXISTS write_ids (table_id INTEGER PRIMARY KEY, body BLOB);
-CREATE TABLE IF NOT EXISTS parents (table_id INTEGER, db TEXT, name TEXT, PRIMARY KEY (db, name, table_id))
-  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS parents (table_id INTEGER, db TEXT, name TEXT, PRIMARY KEY (db, name, table_id));
+CREATE TABLE IF NOT EXISTS grants (table_id INTEGER, db, partition, body, PRIMARY KEY (table_id, db, partition));
+CREATE TABLE IF NOT EXISTS roles (db TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS stores (id INTEGER PRIMARY KEY, location TEXT UNIQUE);
+CREATE TABLE IF NOT EXISTS outside (location, checksum, store, path, PRIMARY KEY (location, checksum, store, path));
 """
 
 
@@ -78,13 +83,10 @@ class Manifest(Inventory):
             for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 self._db.execute(f'DROP TABLE "{name}"')
             self._db.executescript(_SCHEMA + f"PRAGMA user_version={VERSION};")
-        self._db.executescript(_INDEXES + GRANT_TABLES)
+        self._db.executescript(_INDEXES)
         self._db.execute("BEGIN")
         self._fold = Fold(self._db)
-        for key, note in (("roots", self._fold.note_formats), ("named_files_and_views", self._fold.note_all_named)):
-            if self.recall(key) is None:
-                note()
-                self.remember(key, "noted")
+        self._fold.complete()
 
     # ---- the fold -------------------------------------------------------------------------------------------------
 
@@ -106,9 +108,8 @@ class Manifest(Inventory):
     def view_file(self, db: str, path: str, location: str) -> tuple[KnownFile, str | None] | None:
         """Returns the metadata file of a view at a location, by its path in the database's `NAMED`, and its problem
         (None: not yet examined)."""
-        known = "r.path, r.size, r.mtime_ns, r.identity, r.checksum, r.kept, r.version, l.problem"
-        examined = "LEFT JOIN log_files l ON l.checksum = r.checksum AND l.location = ?"
-        query = f"SELECT {known} FROM recorded_files r {examined} WHERE r.db = ? AND r.path = ?"
+        examined = "LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = ?"
+        query = f"SELECT {FILE}, l.problem FROM recorded_files f {examined} WHERE f.db = ? AND f.path = ?"
         row = self._db.execute(query, (location, db, path)).fetchone()
         return (KnownFile(*row[:7]), row[7]) if row else None
 
@@ -152,9 +153,8 @@ class Manifest(Inventory):
     def unlist(self, objects: Iterable[tuple[int, int]]) -> None:
         """Marks objects (table_id, partition_id) as to be listed again; their known files are retained."""
         marked = list(objects)
-        tables = [(table_id,) for table_id, partition_id in marked if not partition_id]
         partitions = [(partition_id,) for _, partition_id in marked if partition_id]
-        self._db.executemany("UPDATE tables SET listed = 0 WHERE id = ?", tables)
+        self._db.executemany("UPDATE tables SET listed = 0 WHERE id = ?", [(id,) for id, part in marked if not part])
         self._db.executemany("UPDATE partitions SET listed = 0 WHERE id = ?", partitions)
 
     def unlist_table(self, db: str, name: str) -> None:
@@ -224,6 +224,7 @@ class Manifest(Inventory):
 
     def mark_known(self) -> None:
         """Marks the objects whose directories are known as listed. Called after a finished segment was folded."""
+        self.remember("outside", "")  # see `elsewhere`: this host has not read the files of the segment
         known = "EXISTS (SELECT 1 FROM directories d WHERE {})"
         for table, key in (
             ("tables", "d.table_id = o.id AND d.partition_id = 0"),
@@ -432,7 +433,7 @@ def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -
             manifest.apply(record)
             manifest.advance(record.position, record.event, record.time)
             last = record.position
-            if rename := Rename.of(record):
+            if rename := Rename.of(record.position, record.change):
                 renames.append(rename)
         for batch in segment.file_batches():
             rows = pa.Table.from_batches([batch])

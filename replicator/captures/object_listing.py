@@ -88,7 +88,7 @@ class Listed:
 
 def list_objects(task: ListTask) -> Listed:
     """Lists each object and retains new bytes. May run twice: retained bytes are content-addressed."""
-    rows = _Rows()
+    rows = Rows()
     roots = {index for index, obj in enumerate(task.objects) if obj.root}
     listings = Listings([obj.location for obj in task.objects], roots)
     found = Listed([], FILES.empty_table(), rows.owner, same=rows.same)
@@ -141,17 +141,17 @@ def list_objects(task: ListTask) -> Listed:
 
 def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:
     """Returns the listing of objects that were declared empty: every known file is removed."""
-    rows = _Rows()
+    rows = Rows()
     for index, files in enumerate(known):
         for path in files:
-            rows.add(index, "remove", path, *_NOTHING)
+            rows.add(index, "remove", path, *NOTHING)
     return Listed(objects=objects, rows=rows.table(objects), owners=rows.owner)
 
 
 def uncaptured_files(db: str, table: str, partition: str, named: Mapping[str, int]) -> pa.Table:
     """Returns rows for files that an event named (URI -> position) and that were deleted before they could be read: the
     checksum is unknown, no bytes are retained, and a load that requires them reports it."""
-    rows = _Rows()
+    rows = Rows()
     objects: list[DataObject] = []
     for uri in named:
         location, _, path = uri.rpartition("/")
@@ -163,7 +163,7 @@ def uncaptured_files(db: str, table: str, partition: str, named: Mapping[str, in
 
 
 def _record(
-    rows: _Rows,
+    rows: Rows,
     index: int,
     obj: DataObject,
     listing: Listing,
@@ -203,7 +203,7 @@ def _record(
         elif before is not None:
             remaining[path] = before
     for path in remaining:
-        rows.add(index, "remove", path, *_NOTHING)
+        rows.add(index, "remove", path, *NOTHING)
     return True
 
 
@@ -246,7 +246,7 @@ def _is_same_entry(before: KnownFile, kept: Kept, keeper: Keeper) -> bool:
     return (before.size, before.mtime_ns, before.checksum, bool(before.kept), before.version) == now
 
 
-class _Rows:
+class Rows:
     """Columns of file rows under construction."""
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ class _Rows:
 
 
 _WRITTEN = ("op", "path", "size", "mtime_ns", "identity", "checksum", "kept", "version")
-_NOTHING = (None, None, None, None, None, None)
+NOTHING = (None, None, None, None, None, None)
 _UNREAD = (None, None, None, None, False, None)
 
 

@@ -22,7 +22,6 @@ from cmroot.log.captured import ADD, Segment, SegmentWriter, segments
 from cmroot.log.references import Intercepted, read_intercepted, remove_intercepted
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, is_local
-from replicator.captures.apply import Rename
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import GRANTS, Manifest, is_known
 from replicator.captures.unlistable import Sight, sight_at
@@ -31,6 +30,7 @@ from replicator.core.named_files import is_on_nodes
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.core.text import time_text
 from replicator.metastore.client import MetastoreReader, warehouse_of
+from replicator.metastore.events.facts import Rename
 from replicator.metastore.events.record import Change, ChangeRecord, EventsRead, encode
 
 LISTED = 100  # maximum number of entries in the lists of a following capture
@@ -137,7 +137,7 @@ class Recording:
         record = ChangeRecord(position=self.position, event=event, time=time, change=change, observed=observed)
         self._writer().append_record(encode(record))
         self.manifest.apply(record)
-        if rename := Rename.of(record):
+        if rename := Rename.of(record.position, change):
             self.renames.append(rename)
         self.report.records += 1
         return self.position

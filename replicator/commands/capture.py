@@ -28,6 +28,7 @@ from replicator.commands.options import (
     GrantsOption,
     KeeperChoice,
     OptionalPolicy,
+    OutsideDirectories,
     ScanChoice,
     ScanTime,
     Source,
@@ -73,6 +74,7 @@ class CaptureOptions(Copying, OfPolicy):
             metavar="BUCKET=QUEUE",
         ),
     ] = ()
+    iceberg_outside: OutsideDirectories = ()
     empty: DeclaredEmpty = ()
     follow: Annotated[bool, opt("Capture repeatedly until stopped.")] = False
     interval: Annotated[timedelta, opt("Interval between captures of --follow.")] = timedelta(seconds=10)
@@ -109,6 +111,7 @@ def capture(options: CaptureOptions) -> Captured:
         grants=options.grants != "ignore",
         keeper=options.keeper or "auto",
         s3_events=_queues(options.s3_events),
+        outside=options.iceberg_outside,
         empty=options.empty,
     )
     with options.runtime() as runtime, options.connected(options.source) as source:

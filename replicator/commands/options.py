@@ -95,6 +95,14 @@ KeeperChoice = Annotated[
         default="auto",
     ),
 ]
+OutsideDirectories = Annotated[
+    Sequence[str],
+    opt(
+        "Directory in which Iceberg tables may have data and delete files outside of their own locations, in addition "
+        "to iceberg_outside of the metastore; repeatable. All others are not read, and such tables are not replicated.",
+        metavar="DIR",
+    ),
+]
 TargetCatalog = Annotated[str | None, opt("The target's catalog (Hive 3 and newer).", metavar="NAME")]
 Target = Annotated[
     Where,

@@ -36,6 +36,7 @@ from replicator.commands.options import (
     KeyFile,
     LocationMap,
     OptionalPolicy,
+    OutsideDirectories,
     PrincipalNames,
     ScanChoice,
     ScanTime,
@@ -114,6 +115,7 @@ class DumpOptions(Copying, Selecting):
     deep: DeepScan = False
     grants: GrantsOption = None
     keeper: KeeperChoice = None
+    iceberg_outside: OutsideDirectories = ()
     empty: DeclaredEmpty = ()
     allow_replica: Annotated[bool, opt("Also dump a database that is itself a replica (chained replication).")] = False
     draining: Annotated[
@@ -277,6 +279,7 @@ def _captured(options: DumpOptions, root: ChangeRoot, runtime: Runtime) -> tuple
             repair=whole,
             grants=options.grants != "ignore",
             keeper=options.keeper or "auto",
+            outside=options.iceberg_outside,
             empty=options.empty,
         )
         return capture(metastore, root, wanted, runtime), epochs

@@ -21,19 +21,17 @@ from cmroot.store.acid import State
 from cmroot.store.buckets import Listings
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
-from cmroot.store.listing import FileState, Listing, may_name_places
+from cmroot.store.listing import FileState, Listing, file_state, may_name_places
 from cmroot.store.place import join, located, parent, scheme
 from replicator.captures.write_ids import as_on_replica
 from replicator.compare.differences import Difference, Differences
 from replicator.core.formats import FORMATS, PLAIN
-from replicator.core.model import Partition, Table
+from replicator.core.formats.outside import OUTSIDE
 from replicator.core.not_replicated import NotReplicated
 from replicator.replay.apply.copying import at_most
 from replicator.replay.apply.format_files import Mover
 from replicator.replay.apply.named_places import homes_of, limit_of, reason, translated
 from replicator.replay.apply.staging import empty_directories
-from replicator.replay.placement import is_published
-from replicator.replay.replica import own_parameters
 
 SIZE = "size"
 CRC = "crc"
@@ -52,7 +50,8 @@ class FilePair:
     directory of a partitioned table, of which only files that no partition has are compared. `format`: the name of the
     format as which it is compared; `pointer`: the target's metadata file to which the metastore leads readers. Of a
     transactional table: `state`: the source's write ids, whose files are compared; `renamed`: paths on the source that
-    differ from those on the replica."""
+    differ from those on the replica. `outside`: places of the source's files outside of its location, by their paths on
+    the replica."""
 
     name: str
     source: str
@@ -64,10 +63,12 @@ class FilePair:
     state: State | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     format: str = PLAIN.name
+    outside: Mapping[str, str] = field(default_factory=dict)
 
     def both(self, path: str) -> tuple[str, str]:
         """Returns the places of a file on both sides, by its path on the replica."""
-        return join(self.source, self.renamed.get(path, path)), join(self.target, path)
+        here = self.outside.get(path) or join(self.source, self.renamed.get(path, path))
+        return here, join(self.target, path)
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,10 @@ def _compare(
     source, target = _files(here), _files(there)
     indexes = dict.fromkeys(path for path in source if may_name_places(path) and _is_index(path, source, target))
     format = FORMATS[pair.format]
+    sizes = {path: state.size for path, state in target.items()} if format.reads_log else {}
+    if format.has_outside and (outside := format.outside(source, _Both(pair, report, sizes))):
+        pair = replace(pair, outside=outside)
+        source |= _states(outside)
     if format.translates:
         indexes = dict.fromkeys(path for path in source if format.waits(path) and path in target)
     same = {path for path, state in source.items() if path in target and target[path].size == state.size}
@@ -135,7 +140,7 @@ def _compare(
     if left_out:
         report.naming.append(_left_out(pair, left_out))
     _compare_names(pair, source, target, indexes, report)
-    both = _Both(pair, report, {path: state.size for path, state in target.items()} if format.reads_log else {})
+    both = _Both(pair, report, sizes)
     if format.translates:
         format.compare_translated(list(indexes), both)
     elif indexes:
@@ -143,6 +148,8 @@ def _compare(
     format.check(both)
     known = {each.relative for each in here.directories} if here else set()
     for name in empty_directories(there) if not pair.root else ():
+        if format.has_outside and f"{name}/".startswith(f"{OUTSIDE}/"):
+            continue
         if name not in known:  # some readers fail at it; one that exists only at the source is harmless here
             _add(report, pair, "directory extra", name, None, "empty")
     if task.level not in (CRC, CHECKSUM):
@@ -236,6 +243,19 @@ def _left_out(pair: FilePair, reason: str) -> NotReplicated:
 # ---- formats ---------------------------------------------------------------------------------------------------------
 
 
+def _states(places: Mapping[str, str]) -> dict[str, FileState]:
+    """Returns the states of existing files, with the given paths."""
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="outside") as pool:
+        found = zip(places, pool.map(_state, places.values()), strict=True)
+        return {path: msgspec.structs.replace(state, path_relative=path) for path, state in found if state is not None}
+
+
+def _state(place: str) -> FileState | None:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return file_state(place)
+    return None
+
+
 @dataclass(frozen=True)
 class _Both:
     """A table with a log or a tree on both sides, for its format: `Compared`."""
@@ -255,6 +275,9 @@ class _Both:
     @property
     def pointer(self) -> str:
         return self.pair.pointer
+
+    def both(self, path: str) -> tuple[str, str]:
+        return self.pair.both(path)
 
     @cached_property
     def move(self) -> Mover:
@@ -344,69 +367,3 @@ def _bytes(state: FileState | None) -> str | None:
 def recorded_size(parameters: Mapping[str, str]) -> int:
     text = parameters.get("totalSize", "")
     return int(text) if text.isdigit() else 0
-
-
-# ---- alike -----------------------------------------------------------------------------------------------------------
-# Proof by texts that a partition equals what a load creates from the source's. Most partitions can be proved so, at a
-# tenth of the cost of creating the replica's object and comparing it. Pure.
-
-
-NO_STATISTICS = "DO_NOT_UPDATE_STATS"  # an instruction to the server, which removes it when it creates a table
-
-
-@dataclass(frozen=True)
-class Alike:
-    """The proof for partitions of one table, with the table's location on both sides, without a slash at the end."""
-
-    source: str
-    target: str
-
-    def proves(self, source: Partition, target: Partition) -> bool:
-        """Returns True if the target's partition is as required, and does not contain a path that a load rewrites.
-        False: undecided."""
-        here, there = source.location, target.location
-        if not (here and there and here.startswith(f"{self.source}/") and there.startswith(f"{self.target}/")):
-            return False
-        below = here[len(self.source) :]
-        if below != there[len(self.target) :] or "/." in below:
-            return False
-        if _may_hold_places(source) or not _are_same(source.parameters, target.parameters):
-            return False
-        assert source.storage is not None
-        wanted = msgspec.structs.replace(
-            source,
-            storage=msgspec.structs.replace(source.storage, location=there),
-            parameters=target.parameters,
-            create_time=target.create_time,
-            last_access_time=target.last_access_time,
-            extra=target.extra,
-        )
-        return wanted == target
-
-
-def alike_partitions(source: Table, target: Table) -> Alike | None:
-    """Returns the proof for partitions of a table; None if their texts are not sufficient."""
-    here, there = source.location, target.location
-    if not here or not there or is_published(here) or is_published(there) or here[-1] == "/" or there[-1] == "/":
-        return None
-    return Alike(here, there)
-
-
-def _may_hold_places(partition: Partition) -> bool:
-    storage = partition.storage
-    assert storage is not None
-    if storage.skew is not None and storage.skew.locations:
-        return True
-    maps = (partition.parameters, storage.parameters, storage.serde.parameters)
-    return any("/" in value for values in maps for value in values.values())
-
-
-def _are_same(here: Mapping[str, str], there: Mapping[str, str]) -> bool:
-    return here == there or without_marks(here) == without_marks(there)
-
-
-def without_marks(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Removes properties set by replication, and those that a server removes."""
-    found = own_parameters(parameters)
-    found.pop(NO_STATISTICS, None)
-    return found

@@ -23,8 +23,18 @@ from replicator.compare.both_sides import (
     all_names,
     read_tables,
 )
-from replicator.compare.compare_files import Alike, FilePair, alike_partitions, recorded_size, without_marks
-from replicator.compare.differences import Difference, Differences, Homes, compare, difference, without_unreturned
+from replicator.compare.compare_files import FilePair, recorded_size
+from replicator.compare.differences import (
+    Alike,
+    Difference,
+    Differences,
+    Homes,
+    alike_partitions,
+    compare,
+    difference,
+    without_marks,
+    without_unreturned,
+)
 from replicator.core.formats import PLAIN, format_of, is_transactional
 from replicator.core.formats.interface import AS_THEY_ARE, SUPPORTED
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name

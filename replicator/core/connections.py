@@ -28,6 +28,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from replicator.core.formats.outside import is_directory
 from replicator.core.text import parse_duration
 from replicator.errors import ConfigError, SparkMissing, UsageError
 
@@ -110,7 +111,8 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations. max_connections,
     max_calls_per_second: of one process. catalog: of the databases, on Hive 3 and newer; None: the server's default
     one. statistics_engines: engines whose column statistics are replicated in addition to those of `hive`, on Hive 4
-    and newer. zone: the class of warehouses that this one belongs to; see `[ingestion]`.
+    and newer. zone: the class of warehouses that this one belongs to; see `[ingestion]`. iceberg_outside: directories
+    in which Iceberg tables may have files outside of their own locations.
     """
 
     uri: str
@@ -141,6 +143,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     catalog: str | None = None
     statistics_engines: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ("impala",)
     zone: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    iceberg_outside: tuple[str, ...] = ()
 
     @property
     def addresses(self) -> list[Address]:
@@ -192,6 +195,8 @@ def checked(config: MetastoreConfig | str, name: str = "") -> MetastoreConfig:
             raise ConfigError(f"{begin}{key}: {error}") from None
         if not fits:
             raise ConfigError(f"{begin}{key}: must be greater than zero", hint="write a duration such as 20s")
+    if wrong := next((each for each in config.iceberg_outside if not is_directory(each)), None):
+        raise ConfigError(f"{begin}iceberg_outside: {wrong!r} is not an absolute path or a URL without `..`")
     _check_secrets(config, begin)
     for key, (other, values) in _ONLY_WITH.items():
         if getattr(config, key) and getattr(config, other) not in values:

@@ -171,6 +171,11 @@ class MetastoreReader(Protocol):
         """Returns all permanent functions of a database."""
         ...
 
+    def outside_directories(self) -> Sequence[str]:
+        """Returns the directories, by the configuration, in which Iceberg tables may have files outside of their own
+        locations."""
+        ...
+
     def statistics_engines(self) -> tuple[str, ...]:
         """Returns the engines whose column statistics are read and can be set: before Hive 4 only `hive`."""
         ...

@@ -337,6 +337,9 @@ class StatisticsCalls:
         named = self._config.statistics_engines if self.announces_constraints() else ()  # both since 4.0
         return tuple(dict.fromkeys((HIVE, *named)))
 
+    def outside_directories(self) -> tuple[str, ...]:
+        return self._config.iceberg_outside
+
     def statistics_engines(self) -> tuple[str, ...]:
         return self._engines
 

@@ -20,6 +20,7 @@ from cmroot.names import HINT, is_below
 from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.place import folded, is_local, join, located, normal, relative, resolved, scheme, tidied
+from replicator.core.formats.outside import WRITE_PATHS
 from replicator.core.model import Function, Partition, Storage, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_file
 from replicator.core.roles import Role, RoleMark
@@ -278,7 +279,8 @@ class NamedPath:
 
 
 def named_paths(source: Table | Partition | Function, replica: Table | Partition | Function) -> Iterator[NamedPath]:
-    """Yields every path that was rewritten between an object and its replica, except data locations. Pure."""
+    """Yields every path that was rewritten between an object and its replica, except data locations and the places to
+    which writers of Iceberg tables write; "" is not a path. Pure."""
     if isinstance(source, Function) and isinstance(replica, Function):
         for (kind, before), (_, after) in zip(source.resources, replica.resources, strict=True):
             if before != after:
@@ -290,7 +292,7 @@ def named_paths(source: Table | Partition | Function, replica: Table | Partition
     for given, rewritten in properties:
         for key, value in given.items():
             now = rewritten.get(key, value)
-            if now and now is not value and now != value and normal(now) not in data:  # "" is not a path
+            if now and now is not value and now != value and normal(now) not in data and key not in WRITE_PATHS:
                 yield NamedPath(key, value, now)
 
 

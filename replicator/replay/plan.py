@@ -17,6 +17,7 @@ from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.formats import FORMATS, PLAIN, format_of
 from replicator.core.formats.interface import TableFormat
+from replicator.core.formats.outside import is_outside, outside_directory
 from replicator.core.formats.transactional_table import NO_TRANSACTIONS
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Name, Table
 from replicator.core.named_files import NAMED
@@ -102,11 +103,27 @@ class FileRules:
             return None
         moves = tuple(sorted(rule.moves + about.moves)) if about else rule.moves
         now = follow(location, position, moves)
+        if not partition and is_outside(now, rule.location):  # void if the format is not considered
+            outside = FORMATS[rule.format].has_outside
+            return (now, join(self.home(rule), outside_directory(now))) if outside else None
         if rule.home is not None and not partition:  # void at an earlier location of the table
             return (now, rule.home) if rule.location and normal(now) == normal(rule.location) else None
         if rule.place is not None:
             return now, join(rule.place, about.now if about else partition)
         return now, self.placement.inside(rule.db, rule.location, now)
+
+    def home(self, rule: TableRule) -> str:
+        """Returns the target location of a table that has a location."""
+        assert rule.location is not None
+        return rule.home or self.placement.inside(rule.db, rule.location, rule.location)
+
+    def object_of(self, key: EntryKey, directory: str) -> tuple[str, EntryKey]:
+        """Returns the directory of an entry's object on the target, and a key of its entries. directory: that of the
+        entry. They differ for files outside of the table's location."""
+        found = self.rules_of(*key[:4])
+        if key[2] == NAMED or found is None or key[3] or not is_outside(key[4], found[0].location):
+            return directory, key
+        return self.home(found[0]), (*key[:4], found[0].location or "")
 
     def format_at(self, key: EntryKey) -> TableFormat:
         """Returns the format of an entry's table, as the load treats it."""

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import join, normal
+from cmroot.store.place import join, normal, relative
 from replicator.core.formats import FORMATS, is_transactional, pointer_of
+from replicator.core.formats.outside import WRITE_PATHS, outside_directory, outside_entry
 from replicator.core.model import EXTERNAL, TRANSLATED, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.named_files import NAMED, NAMING, property_file, resource_file
 from replicator.metastore.events.scope import comparable
@@ -220,6 +221,11 @@ def _path(key: str, value: str, placement: Placement, table: Table) -> str:
         home, there = _homes(placement, table.db)
         if there and (file := property_file(home, table, key, value)):
             return uri(join(there, NAMED, file.path))
+    writes = key in WRITE_PATHS and placement.source_locations and pointer_of(table)
+    entry = outside_entry(value) if writes and table.location else None
+    if entry and table.location and relative(value, table.location) is None:  # as loads translate it in metadata files
+        home = placement.inside(table.db, table.location, table.location)
+        return uri(join(home, outside_directory(entry[0]), entry[1]))
     return placement.path_in_text(table.db, table.location, value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -129,9 +130,9 @@ def data_file(table: Table) -> str:
     return str(table.inspect.data_files()["file_path"][0].as_py())
 
 
-def delete_rows(table: Table, file: str, positions: Sequence[int]) -> Table:
-    """Commits a position-delete file, as engines with merge-on-read do."""
-    location = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
+def delete_rows(table: Table, file: str, positions: Sequence[int], directory: str | None = None) -> Table:
+    """Commits a position-delete file, as engines with merge-on-read do. directory: where it is, if not in the table."""
+    location = f"{directory or f'{table.location()}/data'}/{uuid.uuid4()}-deletes.parquet"
     path = urlsplit(location).path
     pq.write_table(pa.table([[file] * len(positions), list(positions)], schema=DELETES), path, store_schema=False)
     found = DataFile.from_args(
@@ -200,11 +201,13 @@ def expire(table: Table) -> Table:
     return table
 
 
-def naming_source(lab: Lab, db: str | None = None) -> list[str]:
-    """Files of the replica that contain the source's directory. Blocks of Avro are unpacked."""
-    source = os.fsencode(lab.db(db).home if db else lab.source.home)
+def naming_source(lab: Lab, db: str | None = None, *others: os.PathLike[str]) -> list[str]:
+    """Files of the replica that contain the source's directory, or others. Blocks of Avro are unpacked. The names of
+    files from outside of a table, in the directory `outside` of its replica, contain their former paths."""
+    places = [os.fsencode(each) for each in (lab.db(db).home if db else lab.source.home, *others)]
+    found = re.compile(b"|".join(b"(?<!/outside/file)" + re.escape(each) for each in places))
     home = lab.replica(db).home if db else lab.target.home
-    return [str(path) for path in home.rglob("*") if path.is_file() and source in _unpacked(str(path))]
+    return [str(path) for path in home.rglob("*") if path.is_file() and found.search(_unpacked(str(path)))]
 
 
 def _unpacked(path: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from replicator.compare.compare_files import Alike, alike_partitions
+from replicator.compare.differences import Alike, alike_partitions
 from replicator.core.model import Column, Partition, Serde, Skew, Storage, Table
 
 ALIKE = Alike("file:/source/db/t", "file:/target/db/t")

@@ -17,9 +17,10 @@ from pyiceberg.table.puffin import PuffinFile
 
 from cmroot.errors import FormatError, UnknownPlace
 from cmroot.store import iceberg
-from cmroot.store.place import relative
+from cmroot.store.place import normal
+from replicator.core.formats.outside import is_outside, outside_directory, outside_entry
 from replicator.replay.apply.format_files import Mover, Outside
-from replicator.replay.apply.named_places import Homes, homes_of, moved
+from replicator.replay.apply.named_places import Homes, homes_of
 
 LIST = {
     "type": "record",
@@ -248,7 +249,43 @@ def test_deletion_vectors_name_data_files_of_the_target() -> None:
     assert (found["data_file"]["file_size_in_bytes"], found["data_file"]["split_offsets"]) == (77, [4, 1 << 40])
 
 
-@pytest.mark.parametrize("path", ["file:/a/t/../u/x", "file:/a/t2/x", "s3a://b/x", "x", "file:/a/t/data/../../../x"])
+@pytest.mark.parametrize(
+    ("path", "there"),
+    [
+        ("file:/a/t2/x", "file:/b/t/outside/file/a/t2/x"),
+        ("file:///a/t2//x", "file:///b/t/outside/file/a/t2/x"),
+        ("/a/t2/x", "/b/t/outside/file/a/t2/x"),
+        ("file:/b/t/x", "file:/b/t/outside/file/b/t/x"),
+        ("s3a://b/p/x", "file:///b/t/outside/s3-b/p/x"),
+        ("hdfs://n:8020/p/x", "file:///b/t/outside/hdfs-n_3a8020/p/x"),
+    ],
+)
+def test_a_file_outside_of_the_table_is_inside_on_the_target_where_its_entry_is(path: str, there: str) -> None:
+    assert Mover(homes_of([("file:/a/t", "file:/b/t")]))(path) == there
+    location, below = outside_entry(path) or ("", "")
+    assert is_outside(location, "file:/a/t") and not is_outside(location, location)
+    assert normal(there) == f"/b/t/{outside_directory(location)}/{below}"
+
+
+def test_two_stores_never_share_a_directory_on_the_target() -> None:
+    stores = [
+        "hdfs://n:1/",
+        "hdfs://n-1/",
+        "hdfs://n_1/",
+        "hdfs://n_3a1/",
+        "hdfs://n/",
+        "hdfs:///",
+        "file:///",
+        "s3://n/",
+    ]
+    found = {outside_directory(each) for each in stores}
+    assert len(found) == len(stores) and all(each.startswith("outside/") for each in found)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["file:/a/t/../u/x", "x", "file:/a/t/data/../../../x", "/a/../etc/x", "s3a://b//x", "file:/u/.h/x", "file://h/x"],
+)
 def test_a_path_that_leads_out_of_the_table_is_refused(path: str) -> None:
     with pytest.raises(Outside, match="outside"):
         Mover(homes_of([("file:/a/t", "file:/b/t")]))(path)
@@ -283,12 +320,11 @@ def test_the_files_of_a_directory_are_moved_as_each_alone(former: bool) -> None:
 
 
 def expected(place: str, homes: Homes, former: bool) -> str:
+    """As a file alone is moved, without a memory of directories."""
     try:
-        now = moved(place, homes)
-        inside = former or any(relative(now, target) is not None for _, target in homes)
-    except UnknownPlace as error:
+        return Mover(homes, former)._moved(place)
+    except (Outside, UnknownPlace) as error:
         return type(error).__name__
-    return now if inside else "Outside"
 
 
 # ---- what is not translated ---------------------------------------------------------------------------------------

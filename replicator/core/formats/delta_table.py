@@ -15,7 +15,16 @@ from cmroot.errors import FormatError
 from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, is_whole, named_files, names_outside, rank
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join, located
-from replicator.core.formats.interface import Captured, Compared, Loading, Removals, TableFile, TableFormat, with_log
+from replicator.core.formats.interface import (
+    Captured,
+    Compared,
+    Loading,
+    Outside,
+    Removals,
+    TableFile,
+    TableFormat,
+    with_log,
+)
 
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 _BELOW = f"/{LOG}/"
@@ -25,7 +34,7 @@ _BELOW = f"/{LOG}/"
 class DeltaTable(TableFormat):
     """The format. Commits of other writers on a target are recognised by their bytes."""
 
-    def problems(self, captured: Captured) -> Iterator[str]:
+    def log_problems(self, captured: Captured) -> Iterator[str]:
         for problem in captured.files(LOG).values():
             if why := problem(_outside):
                 yield why
@@ -71,7 +80,7 @@ class DeltaTable(TableFormat):
         return ""
 
 
-def _outside(path: str, location: str, stream: BinaryIO) -> str:
+def _outside(path: str, location: str, stream: BinaryIO, outside: Outside) -> str:
     try:
         return OUTSIDE if names_outside(join(location, path), stream) else ""
     except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.errors import FormatError
+from cmroot.errors import FormatError, UnknownPlace
 from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.place import join, located, normal, relative
+from cmroot.store.spelling import refuse_credentials
 from replicator.core.formats.interface import (
     POINTER,
     Captured,
     Compared,
     Loading,
+    Outside,
     Removals,
     Signs,
     TableFile,
@@ -34,6 +37,7 @@ from replicator.core.formats.interface import (
     Translation,
     with_log,
 )
+from replicator.core.formats.outside import OUTSIDE, WRITE_PATHS, outside_directory, outside_entry
 from replicator.core.model import Table
 
 CATALOGS = frozenset({"spark_catalog", "hive", "hive_metastore"})  # names of this metastore in the text of any view
@@ -65,23 +69,29 @@ class IcebergTable(_Iceberg):
     def problems(self, captured: Captured) -> Iterator[str]:
         """Yields why a table is left out: its metadata file, or a list or manifest, cannot be translated."""
         table = captured.table
-        yield from super().problems(captured)
+        if why := self.why_left_out(table):
+            yield why
         if table.location is None or not (pointer := self.pointer(table)):
             return
         own = relative(pointer, table.location)
         if not own:
             yield f"{self.said}: its metadata file {pointer} is outside of its location"
             return
-        files = captured.files(iceberg.DIRECTORY, own)
         if not iceberg.in_tree(own):
             directory = iceberg.DIRECTORY
             yield f"{self.said}: its metadata file {pointer} is not in the directory {directory} of its location"
-        elif own not in files:
+        elif own not in captured.files(iceberg.DIRECTORY, own):
             yield f"{self.said}: its metadata file {pointer} was not found"
-        for path, problem in files.items():
-            if path != own and (iceberg.is_metadata(path) or not iceberg.in_tree(path)):
-                continue
-            if why := problem(_not_translatable):
+        yield from self.log_problems(captured)
+        if why := captured.outside_problem(partial(_reached, captured, own)):
+            yield f"{self.said}: {why}"
+
+    def log_problems(self, captured: Captured) -> Iterator[str]:
+        location = captured.table.location or "/"
+        own = relative(self.pointer(captured.table) or "/", location) or ""
+        for path, problem in captured.files(iceberg.DIRECTORY, own).items():
+            is_read = path == own or (iceberg.in_tree(path) and not iceberg.is_metadata(path))
+            if is_read and (why := problem(_not_translatable)):
                 yield f"{self.said}: {why}"
 
     # ---- loads -------------------------------------------------------------------------------------------------------
@@ -95,12 +105,15 @@ class IcebergTable(_Iceberg):
     def translated(self, file: TableFile, load: Loading) -> bytes | None:
         """Translates position deletes and deletion vectors. A file whose bytes are not available stays: placing it
         reports why."""
-        if file.checksum is None or not file.size or not iceberg.names_rows(file.target) or load.stays:
+        if file.checksum is None or not file.size or not iceberg.names_rows(file.target):
             return None
         if not file.target.endswith(".puffin") and not load.head(file, _reads_rows(file)):
             return None
-        data = load.recorded(file)
-        return iceberg.moved_deletes(file.source, data, load.move) if data is not None else None
+        if (data := load.recorded(file)) is None:
+            return None
+        noting = _Noting(load.move, lambda _, recorded: recorded)
+        content = iceberg.moved_deletes(file.source, data, noting.move)
+        return content if noting.changes else None
 
     def publish(self, files: Sequence[TableFile], load: Loading) -> None:
         """Publishes manifests, lists and metadata files, in the order in which they depend on each other.
@@ -124,6 +137,20 @@ class IcebergTable(_Iceberg):
 
     # ---- comparisons -------------------------------------------------------------------------------------------------
 
+    def outside(self, paths: Iterable[str], pair: Compared) -> dict[str, str]:
+        """Returns those that a manifest names. Any others are not read, as manifests may name any place."""
+        known, found = set(paths), dict[str, str]()
+        if not any(path.startswith(f"{OUTSIDE}/") and path not in known for path in pair.files):
+            return {}
+        for path in (path for path in known if iceberg.in_tree(path) and not iceberg.is_metadata(path)):
+            with suppress(FormatError, UnknownPlace):
+                for each in iceberg.references(path, pair.read(join(pair.source, path)) or b""):
+                    entry = outside_entry(each.path) if relative(each.path, pair.source) is None else None
+                    there = entry and f"{outside_directory(entry[0])}/{entry[1]}"
+                    if entry and there and there in pair.files and there not in known:
+                        found[there] = join(*entry)
+        return found
+
     def compare_translated(self, paths: Sequence[str], pair: Compared) -> None:
         own, repeated = relative(pair.pointer, pair.target), iceberg.Repeated()
 
@@ -135,7 +162,7 @@ class IcebergTable(_Iceberg):
             try:
                 move = pair.move_any if iceberg.is_metadata(path) and path != own else pair.move
                 wanted = iceberg.translated(path, here, move, size_of, repeated) if here is not None else None
-            except FormatError as error:
+            except (FormatError, UnknownPlace) as error:
                 pair.differs("log", path, "a file of an Iceberg tree that can be read", error.message)
                 continue
             if wanted is None or there is None or (wanted != there and not iceberg.equal(path, wanted, there)):
@@ -144,7 +171,7 @@ class IcebergTable(_Iceberg):
     def is_translation(self, path: str, pair: Compared) -> bool:
         if not iceberg.names_rows(path):
             return False
-        here, there = pair.read(join(pair.source, path)), pair.read(join(pair.target, path))
+        here, there = map(pair.read, pair.both(path))
         if here is None or there is None:
             return False
         with suppress(FormatError):
@@ -164,7 +191,7 @@ class IcebergTable(_Iceberg):
                     pair.differs("file missing", below, "named by the table's metadata", None)
                 elif each.size is not None and each.size != pair.files[below]:
                     pair.differs("file size", below, f"{each.size} bytes", f"{pair.files[below]} bytes")
-        except (FormatError, OSError) as error:
+        except (FormatError, UnknownPlace, OSError) as error:
             pair.differs("log", pair.pointer, "an Iceberg tree that can be read", str(error))
 
 
@@ -198,9 +225,22 @@ class IcebergView(_Iceberg):
 # ---- captures --------------------------------------------------------------------------------------------------------
 
 
-def _writes_outside(path: str, data: bytes, location: str) -> str:
-    places = (place for place in iceberg.locations_of(path, data) if relative(place, location) is None)
-    outside = next(places, "")
+def _reached(captured: Captured, own: str) -> set[str] | None:
+    """Returns the manifests that a table's metadata file leads to, by their paths in the table; None if the bytes of a
+    list are gone. Raises FormatError and UnknownPlace for what cannot be translated."""
+    waiting, found, location = [own], set[str](), captured.table.location or ""
+    while waiting:
+        path = waiting.pop()
+        if (data := captured.read(path)) is None:
+            return None
+        for each in iceberg.references(path, data):
+            if each.kind in ("list", "manifest"):
+                (waiting.append if each.kind == "list" else found.add)(relative(each.path, location) or "")
+    return found
+
+
+def _writes_outside(places: Iterable[str], location: str) -> str:
+    outside = next((place for place in places if relative(place, location) is None), "")
     return f"its writers write to {outside}, which is outside of its location" if outside else ""
 
 
@@ -214,29 +254,35 @@ def in_catalog(text: str, databases: Mapping[str, str]) -> str:
     return f"names {found[2]} in the catalog {found[1]}"
 
 
-def _no_view(path: str, location: str, stream: BinaryIO) -> str:
+def _no_view(path: str, location: str, stream: BinaryIO, outside: Outside) -> str:
     try:
         data = stream.read()
         iceberg.translated_view(path, data, *[lambda text: text] * 3)
-        return _writes_outside(path, data, location)
+        return _writes_outside(iceberg.locations_of(path, data), location)
     except FormatError as error:
         return error.message
 
 
-def _not_translatable(path: str, location: str, stream: BinaryIO) -> str:
+def _not_translatable(path: str, location: str, stream: BinaryIO, outside: Outside) -> str:
     try:
-        data = stream.read()
-        if iceberg.is_metadata(path) and (outside := _writes_outside(path, data, location)):
-            return outside
+        data, is_metadata = stream.read(), iceberg.is_metadata(path)
+        if is_metadata:
+            places = iceberg.locations_of(path, data, WRITE_PATHS)
+            odd = [place for place in places if outside_entry(place) is None]
+            if problem := _writes_outside([*iceberg.locations_of(path, data, iceberg.OF_TREES), *odd], location):
+                return problem
         for each in iceberg.references(path, data):
             if problem := iceberg.problem_of(each):
                 return f"{each.path}: {problem}"
-            own = relative(each.path, location)
-            if own is None:
-                return f"its file {each.path} is outside of its location"
-            if iceberg.in_tree(own) != (each.kind in ("list", "manifest")):  # only those there are translated so
+            if (own := relative(each.path, location)) is None:
+                entry = outside_entry(each.path)
+                refuse_credentials(each.path)
+                if entry is None or is_metadata or each.kind == "manifest":
+                    return f"its file {each.path} is outside of its location"
+                outside.append(entry)
+            elif iceberg.in_tree(own) != (each.kind in ("list", "manifest")):  # only those there are translated so
                 return f"its file {each.path} is not where its kind is expected"
-    except FormatError as error:
+    except (FormatError, UnknownPlace) as error:
         return error.message
     return ""
 
@@ -261,6 +307,23 @@ def _looks_like_list(file: TableFile) -> bool:
     return file.target.rpartition("/")[2].startswith("snap-")
 
 
+class _Noting:
+    """A translation that notes whether it changes anything: a file in which nothing changes is copied as it is."""
+
+    def __init__(self, move: iceberg.Move, size_of: iceberg.SizeOf) -> None:
+        self._move, self._size_of, self.changes = move, size_of, False
+
+    def move(self, path: str) -> str:
+        now = self._move(path)
+        self.changes = self.changes or now != path
+        return now
+
+    def size_of(self, place: str, recorded: int) -> int:
+        now = self._size_of(place, recorded)
+        self.changes = self.changes or now != recorded
+        return now
+
+
 @dataclass
 class _Tree:
     """The files of one table's tree on the target."""
@@ -277,8 +340,13 @@ class _Tree:
             return True
         path = file.target[len(self.load.directory) :]
         try:
-            how = (self._size_or_recorded, None) if as_recorded else (self._size, self._repeated)
-            content = data if self.load.stays else iceberg.translated(path, data, move, *how)
+            size_of = self._size_or_recorded if as_recorded else self._size
+            if self.load.stays:  # so that only names of files outside of the location change
+                noting = _Noting(move, size_of)
+                content = iceberg.translated(path, data, noting.move, noting.size_of)
+                content = content if noting.changes else data
+            else:
+                content = iceberg.translated(path, data, move, size_of, None if as_recorded else self._repeated)
         except FileNotFoundError:
             return False
         same = _read(file.target) if content is not data else None
@@ -372,6 +440,7 @@ ICEBERG = with_log(
         paths=f"^{iceberg.DIRECTORY}/",
         special=True,
         translates=True,
+        has_outside=True,
         removals=Removals.METADATA,
         switches_itself=True,
     ),

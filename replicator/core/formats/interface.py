@@ -8,7 +8,7 @@ its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -62,9 +62,11 @@ class Signs:
 
 
 Translation = Callable[[str], str]
-Examine = Callable[[str, str, BinaryIO], str]
+Outside = list[tuple[str, str]]
+"""Receives the entries of files outside of a table's location (see `outside`)."""
+Examine = Callable[[str, str, BinaryIO, Outside], str]
 """Returns why a table with this file has no exact copy, "" if nothing is wrong. Gets the file's path in its table, the
-table's location, and the file's bytes."""
+table's location, and the file's bytes; adds the files outside that it names."""
 
 
 class Captured(Protocol):
@@ -83,6 +85,13 @@ class Captured(Protocol):
     def files(self, directory: str, own: str = "") -> Mapping[str, Callable[[Examine], str]]:
         """Returns the files of the table in a directory, by their paths in the table, each with a function that returns
         its problem. Files that are known to have none are left out, except for `own`. Each content is examined once."""
+
+    def read(self, path: str) -> bytes | None:
+        """Returns the bytes of a captured file, by its path in the table; None if they are gone."""
+
+    def outside_problem(self, reached: Callable[[], set[str] | None]) -> str:
+        """Returns why files outside of the table's location are not captured. reached: returns the files of the log
+        that readers use, by their paths; None: unknown."""
 
     def named_file(self, place: str, examine: Examine) -> str:
         """Returns the problem of a file that metadata names, also if it was not captured."""
@@ -120,7 +129,7 @@ class Loading(Protocol):
 
     @property
     def stays(self) -> bool:
-        """True if the target has the source's paths, so that files are as they are."""
+        """True if the target has the source's paths, except of files outside of the table's location."""
 
     @property
     def move(self) -> Translation:
@@ -172,6 +181,9 @@ class Compared(Protocol):
     def files(self) -> Mapping[str, int]:
         """The target's files by path, with sizes in bytes."""
 
+    def both(self, path: str) -> tuple[str, str]:
+        """Returns the places of a file on both sides, by its path on the target."""
+
     @property
     def move(self) -> Translation:
         """Returns the same as of `Loading`."""
@@ -209,9 +221,9 @@ class TableFormat:
     Files: reads_log: captures read its log to decide whether a table is replicated. paths: a regular expression for the
     paths of files that wait or are of a whole directory, to find them among all. everywhere: its log is recognised by
     these paths, in tables of any format. special: some methods about paths are not the defaults. translates: its files
-    name others by absolute paths; `--formats as-they-are` copies them unchanged. rewrites: maintenance replaces files
-    while rows remain. names_metadata: its metadata file is copied like others that metadata names
-    (`core/named_files.py`).
+    name others by absolute paths; `--formats as-they-are` copies them unchanged. has_outside: data may be outside of a
+    table's location. rewrites: maintenance replaces files while rows remain. names_metadata: its metadata file is
+    copied like others that metadata names (`core/named_files.py`).
 
     Metadata: removals: see `Removals`. switches_itself: readers see a load at once, wherever it puts files. write_ids:
     its tables need a metastore that has write ids."""
@@ -235,6 +247,7 @@ class TableFormat:
     special: bool = False
     translates: bool = False
     switches_itself: bool = False
+    has_outside: bool = False
     rewrites: bool = False
     names_metadata: bool = False
     write_ids: bool = False
@@ -259,6 +272,11 @@ class TableFormat:
         """Yields why a captured table is left out; nothing if it is replicated."""
         if why := self.why_left_out(captured.table):
             yield why
+        yield from self.log_problems(captured)
+
+    def log_problems(self, captured: Captured) -> Iterator[str]:
+        """Yields the problems of files of the log, all of which it examines."""
+        yield from ()
 
     def pointer(self, table: Table) -> str:
         """Returns the location of the metadata file to which the metastore leads readers; "" without one."""
@@ -315,6 +333,11 @@ class TableFormat:
         """Publishes the files that wait, in an order in which no reader fails. May run twice."""
 
     # ---- comparisons -------------------------------------------------------------------------------------------------
+
+    def outside(self, paths: Iterable[str], pair: Compared) -> dict[str, str]:
+        """Returns the places of the source's files outside of the table's location that the target has, by their paths
+        there. paths: the source's files in that location."""
+        return {}
 
     def compare_translated(self, paths: Sequence[str], pair: Compared) -> None:
         """Reports where files that wait, and are on both sides, are not the source's, translated."""

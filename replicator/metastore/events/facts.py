@@ -1,7 +1,10 @@
-"""Properties common to all changes, so that code that counts, selects or shows them need not know their kinds; and the
-changes of grants and of write ids, which `record` adds to its kinds."""
+"""Properties common to all changes, so that code that counts, selects or shows them need not know their kinds; renames;
+and the changes of grants and of write ids, which `record` adds to its kinds."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from replicator.core.model import Database, Function, Grant, Name, Partition, RoleMembers, Table, Value, WriteIds
 
@@ -223,3 +226,38 @@ class SetWriteIds(OfTable, frozen=True, omit_defaults=True, tag_field="kind", ta
 
 Unannounced = SetGrants | SetRoles | SetWriteIds
 """Changes that no event tells of."""
+
+
+# ---- renames ---------------------------------------------------------------------------------------------------------
+# Renames: map the name of an object at one position to its later name.
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A rename of a table (db, name) or a partition (db, table, name), effective from a position on."""
+
+    position: int
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def follow(self, key: tuple[str, str, str], position: int) -> tuple[str, str, str] | None:
+        """Returns the key (db, table, partition) that an object seen at a position has after this rename. Returns None
+        if another object took its name, because the object no longer existed then."""
+        if self.position <= position:
+            return key
+        if key[: len(self.before)] == self.before:
+            db, table, partition = (*self.after, *key[len(self.before) :])
+            return db, table, partition
+        return None if key[: len(self.after)] == self.after else key
+
+    @classmethod
+    def of(cls, position: int, change: Facts) -> Rename | None:
+        return cls(position, *change.rename) if change.rename else None
+
+
+def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:
+    """Returns the later key of an object seen at a position, after all renames in order; None if it was replaced."""
+    now: tuple[str, str, str] | None = key
+    for rename in renames:
+        now = rename.follow(now, position) if now else None
+    return now

@@ -249,6 +249,7 @@ def fold_entries(
     with all these directories, ending with a slash, each with the key of an entry of its object."""
     last: dict[str, tuple[int, Wanted | None]] = {}
     places: dict[EntryKey, tuple[str, str] | None] = {}
+    objects: dict[EntryKey, tuple[str, EntryKey]] = {}
     for table in rows:
         for op, key, files in _runs(table):
             if key not in places:
@@ -257,12 +258,15 @@ def fold_entries(
                 owner = rules.object_at(*key[:4]) if owners is not None else None
                 if owners is not None and directories and owner:
                     owners[slashed(directories[1])] = owner
+                if homes is not None and directories:
+                    directory, own = rules.object_of(key, directories[1])
+                    objects[key] = slashed(directory), own
             found = places[key]
             if found is None:
                 continue
             (source, target), position, adds = found, key[0], op == "add"
             if homes is not None:
-                homes[target] = key
+                homes.update((objects[key],))
             format = rules.format_at(key)
             for path, size, mtime_ns, checksum, version in files:
                 place = file_in(target, format.replica_path(path) if format.special else path)
@@ -278,6 +282,20 @@ def fold_entries(
         [wanted for _, wanted in last.values() if wanted is not None],
         [target for target, (_, wanted) in last.items() if wanted is None],
     )
+
+
+def outside_files(parts: Sequence[str], rules: FileRules) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Returns the files of a dump that are outside of the locations of their Iceberg tables: by the directory of a
+    table of the target, ending with a slash, paths in it and sizes."""
+    tables, homes = entries(parts), dict[str, EntryKey]()
+    roots = (
+        table.filter(pc.match_substring_regex(table["location"].cast("string"), "^[^/]*//[^/]*/$")) for table in tables
+    )
+    found: dict[str, dict[str, tuple[Any, ...]]] = {}
+    for file in fold_entries(roots, rules, homes=homes)[0]:
+        directory = directory_of(file.target, homes)
+        found.setdefault(directory, {})[file.target[len(directory) :]] = (file.size or 0,)
+    return found
 
 
 def _runs(table: pa.Table) -> Iterator[tuple[str, EntryKey, Iterable[tuple[Any, ...]]]]:

@@ -16,13 +16,15 @@ from typing import BinaryIO
 
 import msgspec
 
+from cmroot.errors import UnknownPlace
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.hdfs import SCHEMES
-from cmroot.store.place import located, normal, relative
+from cmroot.store.place import join, located, normal, relative
 from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.core.formats import FORMATS
 from replicator.core.formats.interface import TableFile, TableFormat
+from replicator.core.formats.outside import outside_directory, outside_entry
 from replicator.errors import FormatError
 from replicator.replay.apply.copying import Placed, Placing, place_file, remove_file
 from replicator.replay.apply.named_places import Homes, Naming, homes_of, moved, recorded_bytes
@@ -125,8 +127,8 @@ class Outside(FormatError):
 
 @dataclass(frozen=True)
 class Mover:
-    """The translation of paths. homes: locations of the table on the source and the target. former: for a metadata file
-    that is not the table's: paths outside of these stay."""
+    """The translation of paths. homes: locations of the table on the source and the target, its own first. former: for
+    a metadata file that is not the table's: paths that no replica can have stay."""
 
     homes: Homes
     former: bool = False
@@ -155,13 +157,19 @@ class Mover:
 
     def _moved(self, path: str) -> str:
         now = moved(path, self.homes)
-        if not self.former and not any(relative(now, target) is not None for _, target in self.homes):  # also by `..`
-            raise Outside(f"{path} is outside of its table's location", hint="see docs/formats.md, Iceberg")
-        return now
+        with suppress(UnknownPlace):
+            is_own = now != path or any(relative(path, source) is not None for source, _ in self.homes)
+            if not is_own and self.homes and (found := outside_entry(path)) is not None:
+                now = moved(path, ((found[0], join(self.homes[0][1], outside_directory(found[0]))),))
+            if any(relative(now, target) is not None for _, target in self.homes):  # also by `..`
+                return now
+        if self.former:
+            return now
+        raise Outside(f"{path} is outside of its table's location", hint="see docs/formats.md, Iceberg")
 
     @property
     def stays(self) -> bool:
-        """True if the target has the source's paths, so that files are copied as they are."""
+        """True if the target has the source's paths, except of files outside of the table's location."""
         return all(normal(source) == normal(target) for source, target in self.homes)
 
 

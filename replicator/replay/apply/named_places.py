@@ -158,7 +158,7 @@ def _below(given: re.Match[str], source: str, encoded: bool) -> str | None:
     host, own = given["authority"] or "", head.partition("://")[2]
     if host not in ("", "localhost" if is_local(source) else own, own.partition(":")[0]):
         return None
-    names, wanted = given["path"].split("/"), top.strip("/").split("/")
+    names, wanted = given["path"].split("/"), [name for name in top.split("/") if name]
     names = ["", *(name for name in names[1:-1] if name), names[-1]]
     if [unquote(name) if encoded else name for name in names[1 : len(wanted) + 1]] != wanted:
         return None

@@ -22,7 +22,7 @@ from replicator.core.text import parse_partition_filter
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.events.scope import matches_name
-from replicator.replay.apply.copy_task import entries, file_in, fold_entries, slashed
+from replicator.replay.apply.copy_task import entries, file_in, fold_entries, outside_files, slashed
 from replicator.replay.apply.copying import remove_file
 from replicator.replay.apply.existing_objects import named_files
 from replicator.replay.apply.origins import Roots
@@ -47,13 +47,15 @@ HOMES = 10_000  # directories of one task, which reads the paths of the entire d
 class PruneTask:
     """Directories of the target from which files that the dump does not name are removed: (location in the dump,
     directory, with paths in it used by others, directory of its table). `parts`: the dump's file entries. `roots`: None
-    only counts. `private`: see CopyTask. `formats`: by directory of a table, those that are special."""
+    only counts. `private`: see CopyTask. `formats`: by directory of a table, those that are special.
+    `rules`: of tables that may have files from outside of their location."""
 
     parts: Sequence[str]
     homes: Sequence[tuple[str, Clearing, str]]
     roots: Roots | None
     private: bool = False
     formats: Mapping[str, str] = field(default_factory=dict)
+    rules: FileRules | None = None
 
 
 @dataclass
@@ -101,6 +103,7 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
     attempt was abandoned."""
     counting = task.roots is None
     named = named_files(task.parts, {normal(source) for source, _, _ in task.homes}, ("size",) if counting else ())
+    outside = outside_files(task.parts, task.rules) if task.rules is not None else {}
     found = Pruned()
     for source, home, table in task.homes:
         directory = home.directory
@@ -109,6 +112,7 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
         if table in task.formats:
             format = FORMATS[task.formats[table]]
             wanted = {format.replica_path(path): about for path, about in wanted.items()}
+        wanted |= outside.get(slashed(directory), {})
         real = resolved(directory) if home.kept else ""
         before = found.files, found.bytes
         for file in listing.files if listing else ():
@@ -305,10 +309,11 @@ def _clear_homes(
     roots, private = (replay.roots, replay.plan.snapshot is not None) if acts else (None, False)
     made = ((step.table, replay.plan.format_of(step.lineage.table)) for step in replay.plan.tables)
     formats = {table.location or "": format.name for table, format in made if table and format.special}
+    rules = replay.plan.file_rules() if any(FORMATS[name].has_outside for name in formats.values()) else None
     for some in batched(homes, 4 * HOMES):
         engine = replay.runtime.engines.for_work(len(some))
         parts = shared(some, engine.parallelism, HOMES)
-        tasks = [PruneTask(replay.parts, each, roots, private, formats) for each in parts]
+        tasks = [PruneTask(replay.parts, each, roots, private, formats, rules) for each in parts]
         running = fenced(engine, roots.target, run_prune_task, tasks) if roots else engine.run(run_prune_task, tasks)
         for report in running:
             done.files += report.files

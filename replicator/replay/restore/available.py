@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
+from cmroot.errors import NotWritable
 from cmroot.keep.content import locate
 from cmroot.keep.versions import version_size
 from cmroot.log.captured import ADD, Segment
@@ -25,12 +27,13 @@ from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, file_state, list_tree
 from cmroot.store.place import Place, is_local, join
-from replicator.captures.apply import Rename, followed
+from cmroot.store.spelling import is_root
 from replicator.captures.dumps.layout import DumpReader, Point
 from replicator.core.model import Table, partition_spec
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.text import PartitionFilter, parse_partition_filter
 from replicator.errors import FormatError, UsageError
+from replicator.metastore.events.facts import Rename, followed
 from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 from replicator.metastore.events.scope import matches_name
 from replicator.replay.restore.recovery_points import captures_of
@@ -95,7 +98,7 @@ def look(task: AvailabilityTask) -> Available:
     """Looks for each file of a task. Changes nothing; may run twice."""
     found = Available()
     for location, rows in _by_location(task).items():
-        there = _files_at(location)
+        there = _files_at(location, [row["path"] for row in rows])
         for row in rows:
             size = row["size"] or 0
             origin, reason = _origin(row, join(location, row["path"]), there, task.root)
@@ -133,7 +136,13 @@ def _tables(parts: Iterable[str]) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch])
 
 
-def _files_at(location: str) -> dict[str, FileState]:
+def _files_at(location: str, paths: Iterable[str]) -> dict[str, FileState]:
+    if is_root(location):
+        found = dict[str, FileState]()
+        for path in paths:
+            with suppress(FileNotFoundError, NotADirectoryError, NotWritable):
+                found[path] = file_state(join(location, path))
+        return found
     listing = list_tree(location)
     return {file.path_relative: file for file in listing.files} if listing else {}
 
@@ -257,7 +266,9 @@ class _Between:
 
     def __init__(self, segment: Segment, before: int, end: Point, position: int) -> None:
         self._segment, self._before, self._end, self._position = segment, before, end, position
-        self._renames = [each for record in self._records(before, position) if (each := Rename.of(record))]
+        self._renames = [
+            each for record in self._records(before, position) if (each := Rename.of(record.position, record.change))
+        ]
 
     def unread(self) -> Iterator[_Key]:
         """Yields the objects with data, by their names at the position, that exist there, were created in this capture
@@ -277,7 +288,7 @@ class _Between:
         renames: list[Rename] = []
         for record in self._records(self._position, self._end.position):
             change = record.change
-            if rename := Rename.of(record):
+            if rename := Rename.of(record.position, record.change):
                 renames.append(rename)
             for name in change.dropped_partitions:
                 key = (*(change.touched or ("", "")), name)
