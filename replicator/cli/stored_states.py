@@ -277,7 +277,7 @@ def _file_line(entry: Mapping[str, Any]) -> str:
     checksum = entry["checksum"] or "-"
     kept = "kept" if entry["kept"] else ""
     partition = f"/{entry['partition']}" if entry["partition"] else ""
-    where = f"{entry['location']}/{entry['path']}" if entry["path"] else entry["location"]
+    where = f"{entry['location'].rstrip('/')}/{entry['path']}" if entry["path"] else entry["location"]
     return (
         f"{entry['position']:>8}  {entry['op']:<9}  {size:>12}  {checksum:<32}  {kept:<4}  "
         f"{entry['db']}.{entry['table']}{partition}  {where}"

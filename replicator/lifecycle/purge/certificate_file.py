@@ -15,7 +15,8 @@ import xxhash
 
 from cmroot.errors import Exists
 from cmroot.log.captured import ADD, RELEASE, Segment, segments
-from cmroot.store.place import as_written, join, normal
+from cmroot.store.place import as_written, join, normal, parent
+from cmroot.store.spelling import is_root
 from replicator.core.audit import read_audit
 from replicator.core.not_replicated import Report
 from replicator.core.text import count_text, printable, size_text
@@ -230,7 +231,8 @@ def older_contents(root: str, tables: Collection[str]) -> tuple[dict[Key, Conten
         counts[key] = counts.get(key, 0) + (1 if row["op"] == ADD else -1)
         place = join(row["location"] or "", row["path"] or "")
         seen[key] = content = Content(*key, f"{row['db']}.{row['table']}", row["partition"] or "", place, OLDER)
-        places.setdefault(content.table, set()).add(row["location"] or "")
+        location = row["location"] or ""  # of a file outside of its table's: the directory, not its store
+        places.setdefault(content.table, set()).add(parent(place) if is_root(location) else location)
     older = {key: content for key, content in seen.items() if counts[key] <= 0 and key not in _EMPTY}
     return older, {name: {normal(each) for each in several if each} for name, several in places.items()}
 
