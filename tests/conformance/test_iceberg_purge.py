@@ -22,10 +22,12 @@ from plain_tables import PlainDatabase
 from purges import Warehouse
 
 from cmroot.root import create_or_open, open_existing
+from replicator.core.connections import MetastoreConfig
 from replicator.lifecycle.purge.certificate_file import Certificate
 from replicator.lifecycle.purge.certify import Replica
 from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.metastore.java import find_java
+from replicator.metastore.thrift import connect
 
 ROOT = Path(__file__).parents[2]
 GONE = ("person-0005", "person-0105")
@@ -49,14 +51,15 @@ def make(
     mode: str = "copy-on-write",
     more: str = "",
     db: PlainDatabase | None = None,
+    properties: str = "",
 ) -> str:
     """A table with 200 rows in two files: person-0000 to person-0199."""
     db = db or lab.source
     table = f"c.{db.name}.{name}"
-    properties = {"format-version": version, "dataset.descriptor": DESCRIPTOR}
+    given = {"format-version": version, "dataset.descriptor": DESCRIPTOR}
     if version > 1:
-        properties |= {f"write.{each}.mode": mode for each in ("delete", "update", "merge")}
-    text = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+        given |= {f"write.{each}.mode": mode for each in ("delete", "update", "merge")}
+    text = ", ".join([*(f"'{key}' = '{value}'" for key, value in given.items()), *filter(None, [properties])])
     spark(
         f"create table {table} (who string, note string, n bigint) using iceberg {more}"
         f" location 'file://{db.home}/{name}' tblproperties ({text})"
@@ -272,6 +275,40 @@ def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: IcebergSp
     sides = ["--metastore", fixture.source_uri, "--cmroot", str(fixture.cmroot)]
     undone = command("purge", "undo", f"{source.name}.t", *sides)
     assert (undone.code, undone.error) == (6, "Refused") and "no backup" in undone.message, undone
+
+
+def test_files_outside_of_the_table_are_purged_at_both_sides(
+    fixture: Lab, lake: IcebergSpark, warehouse: Warehouse
+) -> None:
+    outside = fixture.here / "outside"
+    config = MetastoreConfig(fixture.source_uri, iceberg_outside=(str(outside),))
+    fixture.source = PlainDatabase(connect(config), fixture.name, fixture.source.home.parent)
+    source, target = fixture.db(), fixture.replica()
+    path = f"'write.data.path' = 'file://{outside}'"
+    table = make(lake, fixture, "t", 2, "merge-on-read", db=source, properties=path)
+    lake(f"delete from {table} where who = '{GONE[0]}'")
+    assert fixture.sync().status == "synced"
+    assert holding(target.home / "t/outside") and holding(outside)
+    done = purge(fixture, db=source.name)
+    assert done.code == 0 and holding(outside) == [] == holding(source.home), done
+
+    def proved(**options: bool) -> Certificate:
+        policy = fixture.policy
+        replica = Replica(
+            policy.name, fixture.target.metastore, policy.target_cmroot, policy.target_name, lambda *_: True
+        )
+        asked = PurgeOptions(f"{fixture.name}.gone:b", source.name, "privacy.column")
+        return warehouse.certify(open_existing(str(fixture.cmroot)), asked, replica, **options)
+
+    behind = proved()
+    assert {each["what"] for each in behind.holding} == {"$cmroot", "replica"}, behind.holding
+    fixture.sync()
+    assert holding(target.home) == []
+    proved(expedited=True)
+    fixture.sync()
+    certified = proved(expedited=True)
+    assert certified.status == "certified", (certified.holding, certified.gaps)
+    assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
 
 
 def column(uri: str, db: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import command
 from iceberg_spark import IcebergSpark
-from iceberg_tables import is_same, naming_source, replicated
+from iceberg_tables import is_same, naming_source, replicated, verified
 from lab import Lab
 
 DAY, TIME = "date '2026-01-0{}'", "timestamp '2026-01-01 00:00:00'"
@@ -97,6 +97,65 @@ def test_each_snapshot_is_the_sources_and_a_replica_works_without_it(fixture: La
             target(f"call c.system.rewrite_data_files(table => '{fixture.name}.v{version}')")
             target(f"drop table {table} purge")
         assert [source(f"select count(*) from {table}") for table in tables] == counts
+
+
+def test_files_outside_of_a_tables_location_are_its_replicas_own(fixture: Lab) -> None:
+    """Files of `add_files`, data, deletes and deletion vectors of writers that write elsewhere."""
+    outside, away = fixture.here / "outside", fixture.here / "away"
+    outside.mkdir()
+    listed = ("--iceberg-outside", str(outside))
+    with (
+        IcebergSpark(fixture.source_uri, fixture.source.home.parent) as source,
+        IcebergSpark(fixture.target_uri, fixture.target.home.parent) as target,
+    ):
+        tables = [f"c.{fixture.name}.v{version}" for version in (2, 3)]
+        for version, table in zip((2, 3), tables, strict=True):
+            data = f"'write.data.path' = 'file://{outside}/v{version}', 'write.delete.mode' = 'merge-on-read'"
+            source(
+                f"create table {table} (id bigint, name string) using iceberg tblproperties ('format-version' ="
+                f" {version}, {data}) location 'file://{fixture.source.home}/v{version}'"
+            )
+            source(f"insert into {table} select id, concat('n', id) from range(6)")
+            source(
+                f"insert overwrite directory 'file://{outside}/p{version}' using parquet select 7L as id, 'p' as name"
+            )
+            files = f"source_table => '`parquet`.`file://{outside}/p{version}`'"
+            source(f"call c.system.add_files(table => '{fixture.name}.v{version}', {files})")
+            source(f"delete from {table} where id in (1, 7)")
+
+        def compare(since: Path | None) -> None:
+            for answer in (fixture.dump(*listed, since=since), fixture.load()):
+                assert answer.code == 0, answer
+            wanted = {table: shown(source, table) for table in tables}
+            outside.rename(away)
+            with fixture.without_source():
+                assert {table: shown(target, table) for table in tables} == wanted
+            away.rename(outside)
+            assert naming_source(fixture, None, outside) == []
+            found = verified(fixture)
+            assert (found.code, found.output["status"]) == (0, "same"), found
+
+        compare(None)
+        older = "older_than => timestamp '2100-01-01 00:00:00', retain_last => 1"
+        for version, table in zip((2, 3), tables, strict=True):
+            source(f"delete from {table} where id = 2")
+            source(f"call c.system.rewrite_data_files(table => '{fixture.name}.v{version}')")
+            source(f"call c.system.expire_snapshots(table => '{fixture.name}.v{version}', {older})")
+        compare(fixture.last)
+        assert not list(fixture.target.home.rglob("outside/file/**/p2/*")) and not list(outside.glob("p2/*.parquet"))
+
+        counts = [source(f"select count(*) from {table}") for table in tables]
+        for version, table in zip((2, 3), tables, strict=True):
+            before = target(f"select * from {table} order by id")
+            old = "older_than => timestamp '2020-01-01 00:00:00'"
+            target(f"call c.system.remove_orphan_files(table => '{fixture.name}.v{version}', {old})")
+            target(f"insert into {table} values (8, 'own')")
+            target(f"call c.system.rewrite_data_files(table => '{fixture.name}.v{version}')")
+            target(f"call c.system.expire_snapshots(table => '{fixture.name}.v{version}', {older})")
+            assert target(f"select * from {table} order by id") == [*before, ["8", "own"]]
+            target(f"drop table {table} purge")
+        assert [source(f"select count(*) from {table}") for table in tables] == counts
+        assert not list(fixture.target.home.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("renamed", [False, True], ids=["same name", "another name"])
