@@ -1,6 +1,7 @@
 """Tables of all formats for ten minutes: Hive writes two transactional tables in each transaction, rolls some back and
-compacts; then the same row goes to an Iceberg table, whose snapshots expire, and to a plain one. `replicator sync
---follow` is killed at random; Hive and PyIceberg read the replica.
+compacts; then the same row goes to an Iceberg table, whose snapshots expire, and to a plain one. Spark writes two
+Iceberg tables, with deletes by row, compaction and expiry. `replicator sync --follow` is killed at random; Hive,
+PyIceberg and Spark read the replica.
 
 Exit 1 if a reader meets an error or a state that the source never had, or if both sides differ at the end."""
 
@@ -22,10 +23,13 @@ from pathlib import Path
 
 from acid_tables import COMPACTING, AcidLab
 from hive_sql import HiveSql, Refused
+from iceberg_spark import IcebergSpark
 from iceberg_tables import catalog, expire, make, replica, rows, shown
+from postgres import running_postgres
 
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
+from soaking import row_deletes
 
 BOTH = "from (select {0} as id, 'n{0}' as name) q insert into table {{db}}.t select id, name"
 UNPAIRED = "select t.id, u.id from {db}.t full outer join {db}.u on t.id = u.id where t.id is null or u.id is null"
@@ -40,8 +44,9 @@ def main() -> None:
     asked = parser.parse_args()
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-acid-")))
-        source = stack.enter_context(_metastore(place / "source", COMPACTING))
-        target = stack.enter_context(_metastore(place / "target", {}))
+        postgres = stack.enter_context(running_postgres())  # in Derby, writers block each other
+        source = stack.enter_context(_metastore(place / "source", COMPACTING | postgres.jdbc()))
+        target = stack.enter_context(_metastore(place / "target", postgres.jdbc()))
         hives = [stack.enter_context(HiveSql(each.uri, Path(each.warehouse))) for each in (source, target)]
         lab = AcidLab(source, target, hives[0], hives[1], place).of_policy()
         lab.make("t")
@@ -49,8 +54,10 @@ def main() -> None:
         lab.run(BOTH.format(0) + " insert into table {db}.u select id, name")
         make(lab, "i", db="a").append(rows(0))
         lab.db("a").table("p", {_name(0): "row"})
+        sparks = [stack.enter_context(IcebergSpark(each.uri, Path(each.warehouse))) for each in (source, target)]
+        soak = Soak(lab, sparks[0], sparks[1], random.Random(asked.seed))
         assert lab.sync().status == "synced"
-        result = Soak(lab, random.Random(asked.seed)).run(asked.seconds, asked.kill_every)
+        result = soak.run(asked.seconds, asked.kill_every)
     print(json.dumps(result, indent=1))
     sys.exit(1 if result["faults"] or not result["same"] else 0)
 
@@ -68,15 +75,21 @@ def _name(number: int) -> str:
 
 
 class Soak:
-    def __init__(self, lab: AcidLab, chance: random.Random) -> None:
-        self._lab, self._chance = lab, chance
+    def __init__(self, lab: AcidLab, here: IcebergSpark, there: IcebergSpark, chance: random.Random) -> None:
+        """here, there: sessions of Spark on the source and on the target."""
+        self._lab, self._here, self._there, self._chance = lab, here, there, chance
         self._end = threading.Event()
-        self._written = self._reads = self._kills = self._compactions = self._expiries = 0
+        self._written = self._reads = self._spark_reads = self._kills = self._compactions = self._expiries = 0
         self._iceberg = catalog(lab.source_uri).load_table(f"{lab.name}_a.i")
+        place, own = f"file://{lab.db('a').home}", random.Random(chance.random())
+        self._tables = [
+            row_deletes.Written(here, f"{lab.name}_a", version, place, own) for version in row_deletes.VERSIONS
+        ]
         self._faults: list[str] = []
 
     def run(self, seconds: int, kill_every: float) -> dict[str, object]:
-        threads = [threading.Thread(target=self._guarded, args=(work,)) for work in (self._write, self._read)]
+        works = (self._write, self._write_by_spark, self._read, self._read_by_spark)
+        threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
         self._follow(time.monotonic() + seconds, kill_every)
@@ -87,6 +100,7 @@ class Soak:
         same = all(self._lab.shown(name) == self._lab.rows(name) for name in ("t", "u"))
         wanted = list(range(self._written + 1))
         same = same and shown(replica(self._lab, "i", db="a")) == wanted and self._plain() == [*map(_name, wanted)]
+        same = same and all(row_deletes.same(self._here, self._there, each) for each in self._tables)
         verified = self._lab.verified()
         return {
             "transactions": self._written,
@@ -94,6 +108,12 @@ class Soak:
             "expiries": self._expiries,
             "kills": self._kills,
             "reads": self._reads,
+            "spark": {
+                "commits": sum(each.commits for each in self._tables),
+                "compactions": sum(each.compactions for each in self._tables),
+                "expiries": sum(each.expiries for each in self._tables),
+                "reads": self._spark_reads,
+            },
             "faults": self._faults[:SHOWN],
             "last runs": statuses,
             "same": same and verified.code == 0,
@@ -124,6 +144,22 @@ class Soak:
                 kind = self._chance.choice(["minor", "major"])
                 self._lab.run(f'alter table {{db}}.{self._chance.choice("tu")} compact "{kind}"')
                 self._compactions += 1
+
+    def _write_by_spark(self) -> None:
+        while not self._end.is_set():
+            for table in self._tables:
+                table.write()
+
+    def _read_by_spark(self) -> None:
+        seen = [row_deletes.Seen(self._there, table) for table in self._tables]
+        while not self._end.is_set():
+            for each in seen:
+                try:
+                    if fault := each.fault():
+                        self._faults.append(fault[:500])
+                except AssertionError as error:
+                    self._faults.append(f"Spark's read: {error}"[:500])
+                self._spark_reads += 1
 
     def _read(self) -> None:
         while not self._end.is_set():
