@@ -34,6 +34,7 @@ NEWEST = 3  # the newest version of the specification whose tables are translate
 Kind = Literal["metadata", "list", "manifest", "deletes", "vectors", "data"]
 Move = Callable[[str], str]
 """Returns a location of the source as it is on the target; any other unchanged."""
+InOrder = Callable[[Sequence[str]], bool]  # returns True if all paths within bounds keep their order on the target
 SizeOf = Callable[[str, int], int]
 """Returns the size of a file of the target in bytes, by its location there and the size of the source's file."""
 
@@ -206,7 +207,14 @@ class Repeated:
         return self._known
 
 
-def translated(path: str, data: bytes, move: Move, size_of: SizeOf, repeated: Repeated | None = None) -> bytes:
+def translated(
+    path: str,
+    data: bytes,
+    move: Move,
+    size_of: SizeOf,
+    in_order: InOrder = lambda *_: True,
+    repeated: Repeated | None = None,
+) -> bytes:
     """Returns a metadata file, list or manifest as it must be on the target. size_of: for manifests that a list names,
     and for delete files. repeated: of the table's lists. Raises FormatError as `references` does; what `size_of`
     raises."""
@@ -217,7 +225,7 @@ def translated(path: str, data: bytes, move: Move, size_of: SizeOf, repeated: Re
         if _avro_kind(file) == "list":
             known = repeated.of(file) if repeated is not None else None
             return file.written(lambda record: _moved_list(record, move, size_of), known)
-        return file.written(lambda record: _moved_entry(record, move, size_of))
+        return file.written(lambda record: _moved_entry(record, move, size_of, in_order))
 
 
 def _moved_metadata(path: str, data: bytes, move: Move) -> bytes:
@@ -270,7 +278,7 @@ def _moved_list(record: dict[str, Any], move: Move, size_of: SizeOf) -> None:
     record["manifest_length"] = size_of(record["manifest_path"], record["manifest_length"])
 
 
-def _moved_entry(record: dict[str, Any], move: Move, size_of: SizeOf) -> None:
+def _moved_entry(record: dict[str, Any], move: Move, size_of: SizeOf, in_order: InOrder) -> None:
     """Tombstones only get their new paths: the deleted file may be gone."""
     file = record["data_file"]
     file["file_path"] = move(file["file_path"])
@@ -278,27 +286,24 @@ def _moved_entry(record: dict[str, Any], move: Move, size_of: SizeOf) -> None:
         file["referenced_data_file"] = move(file["referenced_data_file"])
     if (file.get("content") or 0) != _POSITION_DELETES:
         return
-    _move_bounds(file, move)
+    _move_bounds(file, move, in_order)
     if str(file["file_format"]).upper() != "PUFFIN":
         file["split_offsets"] = None  # of the row groups in the source's file
     if record["status"] != _DELETED:
         file["file_size_in_bytes"] = size_of(file["file_path"], file["file_size_in_bytes"])
 
 
-def _move_bounds(file: dict[str, Any], move: Move) -> None:
-    """Bounds of a delete file's paths are whole paths. A truncated one is not known to be a path, so both are omitted:
-    bounds only spare readers files that cannot match."""
-    sides = [
-        {each["key"]: each for each in file.get(name) or ()}.get(_PATH) for name in ("lower_bounds", "upper_bounds")
-    ]
-    moved = [each and move(bytes(each["value"]).decode(errors="surrogateescape")) for each in sides]
-    whole = all(
-        each is None or now != bytes(each["value"]).decode(errors="surrogateescape")
-        for each, now in zip(sides, moved, strict=True)
-    )
-    for name, each, now in zip(("lower_bounds", "upper_bounds"), sides, moved, strict=True):
-        if each is not None and whole:
-            each["value"] = str(now).encode(errors="surrogateescape")
+def _move_bounds(file: dict[str, Any], move: Move, in_order: InOrder) -> None:
+    """Bounds of a delete file's paths are whole paths. A truncated one is not known to be a path, and those of paths in
+    another order are no bounds, so both are omitted: bounds only spare readers files that cannot match."""
+    names = ("lower_bounds", "upper_bounds")
+    sides = [{each["key"]: each for each in file.get(name) or ()}.get(_PATH) for name in names]
+    texts = [bytes(each["value"]).decode(errors="surrogateescape") for each in sides if each]
+    fits = in_order(texts) and all(move(each) != each for each in texts)
+    for name, each in zip(names, sides, strict=True):
+        if each is not None and fits:
+            now = move(bytes(each["value"]).decode(errors="surrogateescape"))
+            each["value"] = now.encode(errors="surrogateescape")
         elif each is not None:
             file[name] = [other for other in file[name] if other is not each]
 
@@ -350,8 +355,7 @@ def _moved_vectors(path: str, data: bytes, move: Move) -> bytes:
     start = len(data) - 12 - size
     if flags or size < 0 or start < 8 or data[start - 4 : start] != _PUFFIN:
         raise FormatError(f"{path} is a Puffin file whose footer is compressed or damaged", hint=_HINT)
-    footer = json.loads(data[start:-12])
-    moves = False
+    footer, moves = json.loads(data[start:-12]), False
     for blob in footer.get("blobs") or ():
         properties = blob.get("properties") or {}
         if named := properties.get("referenced-data-file"):
@@ -369,7 +373,7 @@ def _moved_parquet(path: str, data: bytes, move: Move) -> bytes:
         schema = file.schema_arrow
         if not has_row_columns(schema):
             return data
-        index = [_field_id(field) for field in schema].index(_PATH)
+        index, rows = map([_field_id(field) for field in schema].index, (_PATH, _POSITION))
         table = file.read()
     except pa.ArrowException as error:
         raise FormatError(f"{path} cannot be read: {error}", hint=_HINT) from error
@@ -378,6 +382,8 @@ def _moved_parquet(path: str, data: bytes, move: Move) -> bytes:
     moved = dict(zip(distinct, map(move, distinct), strict=True))
     now = pa.array([moved[each] for each in paths.to_pylist()], paths.type)
     table = table.set_column(index, schema.field(index), now).replace_schema_metadata(schema.metadata)
+    if (order := [moved[each] for each in sorted(distinct)]) != sorted(order):  # rows are in the order of paths
+        table = table.sort_by([(schema.names[index], "ascending"), (schema.names[rows], "ascending")])
     out = io.BytesIO()
     codec = file.metadata.row_group(0).column(0).compression if file.metadata.num_row_groups else "ZSTD"
     compression = "NONE" if codec == "UNCOMPRESSED" else codec

@@ -283,6 +283,9 @@ class _Both:
     def move(self) -> Mover:
         return Mover(homes_of([(self.source, self.target)]))
 
+    def in_order(self, bounds: Sequence[str]) -> bool:
+        return self.move.in_order(bounds)
+
     @cached_property
     def move_any(self) -> Mover:
         return Mover(homes_of([(self.source, self.target)]), former=True)

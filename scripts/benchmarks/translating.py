@@ -104,7 +104,7 @@ class _Tree:
         with open(f"{self._source}/{path}", "rb") as file:
             data = file.read()
         with open(f"{self._target}/{path}", "wb") as file:
-            file.write(iceberg.translated(path, data, self._move, self._size_of, self._repeated))
+            file.write(iceberg.translated(path, data, self._move, self._size_of, self._move.in_order, self._repeated))
 
     def _size_of(self, place: str, recorded: int) -> int:
         if place not in self._sizes:  # as a load does

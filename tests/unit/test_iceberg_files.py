@@ -182,20 +182,24 @@ def test_lists_with_entries_of_the_one_before_are_translated_as_if_alone() -> No
 
     alone = [iceberg.translated("metadata/s.avro", data, move, size_of) for data in files]
     asked.clear()
-    assert [iceberg.translated("metadata/s.avro", data, move, size_of, repeated) for data in files[:2]] == alone[:2]
+    assert [
+        iceberg.translated("metadata/s.avro", data, move, size_of, repeated=repeated) for data in files[:2]
+    ] == alone[:2]
     assert len(asked) == len(first) + 2  # those that differ
-    assert [iceberg.translated("metadata/s.avro", data, move, size_of, repeated) for data in files] == alone
+    assert [iceberg.translated("metadata/s.avro", data, move, size_of, repeated=repeated) for data in files] == alone
 
 
 def test_a_damaged_list_is_named_after_one_with_the_same_entries() -> None:
     data, repeated = avro(LIST, [manifest(number) for number in range(99)], "null"), iceberg.Repeated()
-    iceberg.translated("metadata/s.avro", data, move, lambda place, recorded: 1, repeated)
+    iceberg.translated("metadata/s.avro", data, move, lambda place, recorded: 1, repeated=repeated)
     for at in range(data.index(b"file:/a"), len(data), 7):
         broken = data[:at] + b"\xff" + data[at + 1 :]
         found = []
         for known in (None, repeated):
             try:
-                found.append(iceberg.translated("metadata/s.avro", broken, move, lambda place, recorded: 1, known))
+                found.append(
+                    iceberg.translated("metadata/s.avro", broken, move, lambda place, recorded: 1, repeated=known)
+                )
             except FormatError:
                 found.append(b"")
         assert found[0] == found[1], at
@@ -238,6 +242,46 @@ def test_bounds_of_a_delete_file_are_paths_of_the_target_or_none(value: str, wan
     (found,) = read(iceberg.translated("metadata/m.avro", avro(MANIFEST, [record]), move, lambda place, recorded: 1))
     for side in ("lower_bounds", "upper_bounds"):
         assert [each["value"] for each in found["data_file"][side]] == wanted
+
+
+@pytest.mark.parametrize(
+    ("bounds", "wanted"),
+    [
+        (("file:/a/t/data/1", "file:/a/t/data/2"), ("file:/b/t/data/1", "file:/b/t/data/2")),
+        (("file:/x/1", "file:/x/1"), ("file:/b/t/outside/file/x/1",) * 2),
+        (("file:/a/t/data/1", "file:/x/1"), ()),  # the other order on the target
+        (("file:/A/1", "file:/x/1"), ()),  # files of the table may be between them
+        (("file:/", "file:/a/t/data/1"), ()),
+        (("file:/", "file:/"), ()),
+    ],
+)
+def test_bounds_of_paths_in_another_order_on_the_target_are_omitted(
+    bounds: tuple[str, str], wanted: tuple[str, ...]
+) -> None:
+    mover = Mover(homes_of([("file:/a/t", "file:/b/t")]))
+    sides = ([{"key": PATH, "value": each.encode()}] for each in bounds)
+    record = entry("file:/a/t/x.parquet", content=1, **dict(zip(("lower_bounds", "upper_bounds"), sides, strict=True)))
+    data = avro(MANIFEST, [record])
+    (found,) = read(iceberg.translated("metadata/m.avro", data, mover, lambda place, recorded: 1, mover.in_order))
+    moved = [each["value"].decode() for side in ("lower_bounds", "upper_bounds") for each in found["data_file"][side]]
+    assert tuple(moved) == wanted
+
+
+def test_rows_of_deletes_stay_in_the_order_of_paths() -> None:
+    """The specification requires it, and paths of files outside of the table have another order on the target."""
+    fields = [
+        pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH)}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(PATH - 1)}),
+    ]
+    before = [("file:/A/1", 3), ("file:/A/1", 4), ("file:/a/t/1", 1), ("file:/a/t/1", 2)]
+    out = io.BytesIO()
+    columns = [list(each) for each in zip(*before, strict=True)]
+    pq.write_table(pa.table(columns, schema=pa.schema(fields)), out, store_schema=False)
+    mover = Mover(homes_of([("file:/a/t", "file:/b/t")]))
+    found = pq.read_table(io.BytesIO(iceberg.moved_deletes("d.parquet", out.getvalue(), mover)))
+    rows = list(zip(found["file_path"].to_pylist(), found["pos"].to_pylist(), strict=True))
+    assert rows == sorted((mover(path), position) for path, position in before)
+    assert rows[0] == ("file:/b/t/1", 1)
 
 
 def test_deletion_vectors_name_data_files_of_the_target() -> None:

@@ -161,7 +161,9 @@ class IcebergTable(_Iceberg):
             here, there = pair.read(join(pair.source, path)), pair.read(join(pair.target, path))
             try:
                 move = pair.move_any if iceberg.is_metadata(path) and path != own else pair.move
-                wanted = iceberg.translated(path, here, move, size_of, repeated) if here is not None else None
+                wanted = (
+                    iceberg.translated(path, here, move, size_of, pair.in_order, repeated) if here is not None else None
+                )
             except (FormatError, UnknownPlace) as error:
                 pair.differs("log", path, "a file of an Iceberg tree that can be read", error.message)
                 continue
@@ -343,10 +345,11 @@ class _Tree:
             size_of = self._size_or_recorded if as_recorded else self._size
             if self.load.stays:  # so that only names of files outside of the location change
                 noting = _Noting(move, size_of)
-                content = iceberg.translated(path, data, noting.move, noting.size_of)
+                content = iceberg.translated(path, data, noting.move, noting.size_of, self.load.in_order)
                 content = content if noting.changes else data
             else:
-                content = iceberg.translated(path, data, move, size_of, None if as_recorded else self._repeated)
+                repeated = None if as_recorded else self._repeated
+                content = iceberg.translated(path, data, move, size_of, self.load.in_order, repeated)
         except FileNotFoundError:
             return False
         same = _read(file.target) if content is not data else None

@@ -139,6 +139,9 @@ class Loading(Protocol):
     def move_any(self) -> Translation:
         """Returns a path of the source as it is on the target; one outside of the table unchanged."""
 
+    def in_order(self, bounds: Sequence[str]) -> bool:
+        """Returns True if all paths within bounds keep their order on the target."""
+
     def recorded(self, file: TableFile) -> bytes | None:
         """Returns the bytes that the source has had; None if they are not available anywhere."""
 
@@ -190,6 +193,9 @@ class Compared(Protocol):
 
     @property
     def move_any(self) -> Translation:
+        """Returns the same as of `Loading`."""
+
+    def in_order(self, bounds: Sequence[str]) -> bool:
         """Returns the same as of `Loading`."""
 
     def read(self, place: str) -> bytes | None:

@@ -8,7 +8,7 @@ cannot rename: there such a directory appears file by file.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -167,6 +167,14 @@ class Mover:
             return now
         raise Outside(f"{path} is outside of its table's location", hint="see docs/formats.md, Iceberg")
 
+    def in_order(self, bounds: Sequence[str]) -> bool:
+        """Returns True if all paths within bounds keep their order on the target: one path, or those in the table."""
+        if len(bounds) == 2 and bounds[0] == bounds[1] and outside_entry(bounds[0]) is not None:
+            return True
+        with suppress(UnknownPlace):
+            return all(any(relative(path, source) for source, _ in self.homes) for path in bounds)
+        return False
+
     @property
     def stays(self) -> bool:
         """True if the target has the source's paths, except of files outside of the table's location."""
@@ -205,6 +213,9 @@ class TableLoad:
     @cached_property
     def move(self) -> Mover:
         return Mover(self._homes)
+
+    def in_order(self, bounds: Sequence[str]) -> bool:
+        return self.move.in_order(bounds)
 
     @cached_property
     def move_any(self) -> Mover:
