@@ -290,6 +290,10 @@ class Keepers:
         """The names of the keepers chosen so far: `link`, or `copy, version`."""
         return ", ".join(sorted({keeper.name for keeper in self._chosen.values()}))
 
+    @property
+    def keeps_bytes(self) -> bool:
+        return self._requested != "none"
+
     def of(self, obj: DataObject) -> Keeper:
         requested = "auto" if self._native_excludes(obj) else self._requested
         chosen = self._store(obj.location), requested
@@ -302,8 +306,8 @@ class Keepers:
                 )
         return self._chosen[chosen]
 
-    def elsewhere(self, obj: DataObject, directory: str) -> Keeper:
-        """Returns the keeper of an object's files in another directory, which the metastore never drops."""
+    def elsewhere(self, directory: str) -> Keeper:
+        """Returns the keeper of files in another directory than their object's, which the metastore never drops."""
         chosen = self._store(directory), "auto" if self._requested == "native" else self._requested
         if chosen not in self._chosen:
             self._chosen[chosen] = self._choose(self._root, directory, chosen[1])

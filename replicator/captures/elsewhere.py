@@ -156,9 +156,9 @@ _NAMED = """ FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id 
   JOIN outside o ON o.location = t.location AND o.checksum = f.checksum"""
 _RECORDED = """SELECT s.location, f.path FROM files f JOIN stores s ON s.id = -f.partition_id WHERE f.table_id = ?
   AND f.partition_id < 0"""
-_LACKING = f"""SELECT DISTINCT o.store, o.path, f.path{_NAMED} LEFT JOIN stores s ON s.location = o.store
+_LACKING = f"""{_NAMED} LEFT JOIN stores s ON s.location = o.store
   LEFT JOIN files k ON k.table_id = t.id AND k.partition_id = -s.id AND k.path = o.path
-  WHERE t.id = ? AND k.path IS NULL"""
+  WHERE t.id = ? AND (k.path IS NULL OR (? AND NOT k.kept))"""
 _TREE = (f"{DIRECTORY}/", f"{DIRECTORY}0")
 _KEY = "outside"  # state of a manifest: by the id of a table with files that are not recorded, reasons by their places;
 # empty after it was folded
@@ -262,7 +262,8 @@ class OutsideFiles:
             for store, path in gone:
                 rows.add(stores.index(store), "remove", path, *NOTHING)
             self._contents.record([replace(obj, location=each) for each in stores], rows)
-        lacking = dict.fromkeys((store, path) for store, path, _ in manifest.select(_LACKING, *_TREE, table_id))
+        keeps = self._contents.keepers.keeps_bytes
+        lacking = manifest.select(f"SELECT DISTINCT o.store, o.path{_LACKING}", *_TREE, table_id, keeps)
         foreign = self._log.on_nodes((db, store) for store in {store for store, _ in lacking})
         for store, path in lacking:
             if (db, store) in foreign:
@@ -271,7 +272,7 @@ class OutsideFiles:
                 new.setdefault((store, directory), []).append(path)
             elif len(failed) < _REASONS:
                 failed[join(store, path)] = NOT_LISTED
-        tasks = list(self._tasks(obj, new))
+        tasks = list(self._tasks(obj, new, failed))
         engine = self._runtime.engines.for_work(sum(map(len, new.values())))
         for kept in engine.run(keep_outside, tasks) if tasks else ():
             self._contents.record([kept.obj], kept.rows)
@@ -283,9 +284,17 @@ class OutsideFiles:
     def _listed(self, place: str) -> str:
         return next((each for each in self._directories if relative(place, each) is not None), "")
 
-    def _tasks(self, obj: DataObject, new: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[OutsideTask]:
+    def _tasks(
+        self, obj: DataObject, new: Mapping[tuple[str, str], Sequence[str]], failed: dict[str, str]
+    ) -> Iterator[OutsideTask]:
         for (store, directory), paths in new.items():
-            keeper = self._contents.keepers.elsewhere(obj, directory)
+            try:
+                keeper = self._contents.keepers.elsewhere(directory)
+            except (ConnectionError, TimeoutError):
+                raise
+            except OSError as error:
+                failed |= {join(store, path): f"and cannot be read: {error}" for path in paths[:_REASONS]}
+                continue
             for some in batched(paths, _BATCH):
                 yield OutsideTask(replace(obj, location=store), some, keeper, directory)
 
@@ -302,7 +311,7 @@ def why_outside_lacks(manifest: Manifest, db: str, name: str, reached: Callable[
     obj, noted = manifest.object(db, name, ""), _noted(manifest)
     if obj is None or (noted is not None and obj.table_id not in noted):
         return _colliding(manifest, obj.table_id) if obj else ""
-    lacking = manifest.select(_LACKING, *_TREE, obj.table_id)
+    lacking = manifest.select(f"SELECT o.store, o.path, f.path{_LACKING}", *_TREE, obj.table_id, False)
     try:
         manifests = reached() if lacking else None
     except (FormatError, UnknownPlace):  # reported as a problem of the tree

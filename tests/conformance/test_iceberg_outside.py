@@ -264,6 +264,10 @@ def test_a_missing_file_is_named_and_the_replica_stays(fixture: Lab) -> None:
         assert (answer.code, name) == (3, "t") and f"{path} is outside of its location, and does not exist" in reason
     assert shown(replica(fixture)) == [1]
     os.rename(f"{path}-away", path)
+    os.rename(outside(fixture), fixture.here / "away")  # the directory is not mounted
+    dumped = fixture.dump("--iceberg-outside", str(fixture.here / "outside"), since=fixture.last)
+    assert dumped.code == 3 and "is outside of its location, and" in named(dumped)[0][1], dumped
+    os.rename(fixture.here / "away", fixture.here / "outside")
     for answer in (fixture.dump(*listed(fixture)), fixture.load()):
         assert answer.code == 0, answer
     assert shown(replica(fixture)) == [1, 2]
@@ -400,6 +404,19 @@ def test_a_live_table_is_forced_back_to_what_it_was(fixture: Lab) -> None:
     replicated(fixture)
     assert shown(replica(fixture)) == [1, 3]
     is_same(fixture)
+
+
+def test_files_that_a_capture_did_not_keep_are_kept_by_the_next_that_finds_a_change(fixture: Lab) -> None:
+    table = make(fixture)
+    path = added(table, outside(fixture), 1)
+    assert fixture.capture("--keeper", "none", *listed(fixture)).code == 0
+    table.append(rows(2))
+    assert fixture.dump(*listed(fixture)).code == 0
+    table.overwrite(rows(3))
+    expire(table.refresh())
+    assert not path.exists()
+    assert fixture.load().code == 0
+    assert shown(replica(fixture)) == [1, 2]
 
 
 def test_a_dump_with_data_is_all_that_a_replica_needs(fixture: Lab) -> None:
