@@ -276,6 +276,16 @@ class _Version(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
     def readinto(self, buffer: Any) -> int:
         end = min(self._size, self._at + len(buffer))
         if self._at >= end:

@@ -83,7 +83,10 @@ class Origin(NamedTuple):
 
     def open_read(self) -> BinaryIO:
         """Like `open`, for reading parts in any order."""
-        return self.open() if self.content is not None or self.version else located(self.place).open_read()
+        if self.content is None and not self.version:
+            return located(self.place).open_read()
+        stream = self.open()
+        return stream if stream.seekable() else BytesIO(stream.read())  # of snapshots of HDFS
 
 
 def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str]) -> Iterator[Origin]:
