@@ -363,8 +363,8 @@ class Metastore(MetastoreReader, Protocol):
         """Aborts the open transactions that stand for a source's in a database. Returns their number."""
         ...
 
-    def lock_partitions(self, db: str, table: str, partitions: Sequence[str]) -> int | None:
-        """Returns the id of an exclusive lock on partitions; None if a query or a writer uses one of them."""
+    def lock_parts(self, db: str, table: str, partitions: Sequence[str]) -> int | None:
+        """Returns the id of an exclusive lock on partitions ("": the table); None if anyone uses one of them."""
         ...
 
     def keep_lock(self, lock: int) -> None:

@@ -254,12 +254,15 @@ class TransactionCalls:
     def readers_open(self) -> frozenset[int]:
         return frozenset(each.id for each in self._open_now() if not _is_ours(each.user))
 
-    def lock_partitions(self, db: str, table: str, partitions: Sequence[str]) -> int | None:
-        about = {"level": ttypes.LockLevel.PARTITION, "dbname": db, "tablename": table}
-        about |= {"type": ttypes.LockType.EXCLUSIVE, "operationType": ttypes.DataOperationType.NO_TXN}
-        parts = [ttypes.LockComponent(partitionname=each, **about) for each in partitions]
+    def lock_parts(self, db: str, table: str, partitions: Sequence[str]) -> int | None:
+        level, about = ttypes.LockLevel, {"dbname": db, "tablename": table, "type": ttypes.LockType.EXCLUSIVE}
+        about |= {"operationType": ttypes.DataOperationType.NO_TXN}
+        parts = [
+            ttypes.LockComponent(level=level.PARTITION if each else level.TABLE, partitionname=each or None, **about)
+            for each in partitions
+        ]
         request = ttypes.LockRequest(component=parts, user=OWNER, hostname=OWNER)
-        answer = self._change(f"lock partitions of {db}.{table}", call("lock", request))
+        answer = self._change(f"lock {db}.{table}", call("lock", request))
         if answer.state == ttypes.LockState.ACQUIRED:
             return int(answer.lockid)
         self.unlock(answer.lockid)  # it waits, and others would wait for it

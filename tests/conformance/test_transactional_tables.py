@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gobblin_examples as examples
 import pytest
 from command_line import command
 from hive_objects import FULL_ACID, INSERT_ONLY, hive_client
+from housekeeping import DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 from lab import Lab
+from names import unique
 
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import ThriftMetastore
 
 Hives = Callable[..., Running]
 ACID = {"full": FULL_ACID, "inserts": INSERT_ONLY}
@@ -155,3 +159,31 @@ def test_retention_drops_partitions_that_nobody_uses(story: Transactional) -> No
         client.unlock(lock)
     code, output, names = retained()
     assert (code, names) == (0, [[], []]), output
+
+
+@pytest.mark.parametrize("hive", ["3.1", "4.2"])
+def test_housekeeping_drops_what_is_expired_and_not_used(hive: str, hives: Hives, tmp_path: Path) -> None:
+    server = hives(hive)
+    with ThriftMetastore(server.uri) as metastore, hive_client(server) as client:
+        fixture = LifecycleFixture(metastore, unique("expired"), tmp_path)
+        db = fixture.db.name
+        client.table(db, "p", FULL_ACID | EXPIRED | UNREFERENCED, keys=("p",))
+        client.table(db, "whole", INSERT_ONLY | EXPIRED | DROPS)
+        whole, parts = (Path(urlsplit(client.get(db, name).sd.location).path) for name in ("whole", "p"))
+        for value in ("1", "2"):
+            client.partition(db, "p", value)
+        for home in (whole, parts / "p=1", parts / "p=2"):
+            (delta := home / "delta_0000001_0000001_0000").mkdir(parents=True)
+            (delta / "bucket_00000").write_text(f"rows of {home.name}")
+        scheduled = fixture.run()
+        assert [each for each in scheduled.invalid if "compactor" in each] == scheduled.invalid != [], scheduled
+        lock = client.read_lock(db, "p", "p=1")
+        done = fixture.run(31)
+        assert (fixture.values("p"), metastore.table_names(db)) == (["1"], ["p"]), done
+        assert [each for each in done.refused if "in use" in each] == done.refused != [], done
+        assert client.locks(db) == [lock], "its own locks are released"
+        assert [(parts / each).exists() for each in ("p=1", "p=2")] == [True, False] and not whole.exists()
+        client.unlock(lock)
+        fixture.run(32)
+        assert fixture.values("p") == [] and not (parts / "p=1").exists()
+        assert all(map(fixture.keeps, ("rows of p=1", "rows of p=2", "rows of whole")))

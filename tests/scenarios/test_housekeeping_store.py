@@ -207,5 +207,5 @@ def test_properties_as_owners_write_them() -> None:
     assert set(settings(e="true", ep="P", u="true").problems) == {EXPIRED}
     assert set(settings(e="true", d="maybe").problems) == {EXPIRED}
     assert set(settings(e="true", table_type="ICEBERG").problems) == {EXPIRED}
-    assert set(settings(e="true", transactional="true").problems) == {EXPIRED}
+    assert set(settings(e="true", u="true", transactional="true").problems) == {UNREFERENCED}
     assert settings(kind=VIEW, e="true", u="true").expired is None

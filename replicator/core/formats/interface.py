@@ -221,7 +221,8 @@ class TableFormat:
     them; of_views: it has only views, or only other objects (None: any).
 
     Jobs: left_out: why its tables are not replicated. no_shadow, no_purge, no_retention, no_housekeeping: why drills,
-    purges, retention and housekeeping skip them; "" if they do not. own_columns: the log has the columns; those in the
+    purges, retention and housekeeping skip them; "" if they do not; no_unreferenced: why housekeeping looks for no
+    unreferenced directories of them. own_columns: the log has the columns; those in the
     metastore may be outdated. managed: its tables are managed, so drops remove their data.
 
     Files: reads_log: captures read its log to decide whether a table is replicated. paths: a regular expression for the
@@ -245,6 +246,7 @@ class TableFormat:
     no_purge: str = ""
     no_retention: str = ""
     no_housekeeping: str = ""
+    no_unreferenced: str = ""
     removals: Removals = Removals.COPY
     own_columns: bool = False
     reads_log: bool = False

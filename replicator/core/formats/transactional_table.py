@@ -54,7 +54,7 @@ TRANSACTIONAL = TransactionalTable(
     "transactional",
     of_views=False,
     no_shadow="a transactional table cannot be external",
-    no_housekeeping="a transactional table's files belong to transactions; its compactor removes them",
+    no_unreferenced="a transactional table's files belong to transactions; its compactor removes them",
     removals=Removals.METADATA,
     paths=r"^(base|delta|delete_delta)_\d",
     special=True,

@@ -35,6 +35,7 @@ from replicator.lifecycle.housekeeping.store import (
     ItemStore,
 )
 from replicator.lifecycle.removal.job import Removals, Remover, measured
+from replicator.lifecycle.removal.partition_locks import IN_USE, Part, PartitionLocks, locked
 from replicator.metastore.client import Metastore, MetastoreReader
 
 # ---- housekept -------------------------------------------------------------------------------------------------------
@@ -161,15 +162,23 @@ class Cleaning:
         changes = [change for each in page.staying if (change := self._stays(each, now))]
         begun = [_after(each.item, now, begun=each.item.begun or event) for each in page.going]
         self._settle([*changes, *begun])
-        failed = self._drop(page.going)
+        with locked(self.metastore, (_part(each) for each in page.going if each.drops)) as locks:
+            self._remove(page.going, begun, locks, now)
+
+    def _remove(self, going: Sequence[Going], begun: Sequence[Item], locks: PartitionLocks, now: int) -> None:
+        """Drops and removes. begun: the items of `going`, as begun."""
+        used = {each.item.id: each.removal for each in going if each.drops and _part(each) in locks.used}
+        self.remover.audit.refused([Refusal(removal, IN_USE) for removal in used.values()])
+        failed = self._drop([each for each in going if each.item.id not in used], locks)
         wanted: dict[Removal, list[Item]] = defaultdict(list)
-        for each, one in zip(page.going, begun, strict=True):
-            if one.id in failed:
+        for each, one in zip(going, begun, strict=True):
+            if one.id in failed or one.id in used:
                 continue
             wanted[each.removal.bare].append(one)
         removed = self.remover.remove(wanted)
         ended = self.metastore.current_event_id() if removed.removals else 0
         outcomes = [self._failed(one, failed[one.id], now) for one in begun if one.id in failed]
+        outcomes += [self._refused(one, IN_USE, now) for one in begun if one.id in used]
         for removal in removed.removals:
             said = (
                 f"{count_text(removal.files, 'file')}, {count_text(removal.bytes, 'byte')}"
@@ -191,7 +200,7 @@ class Cleaning:
 
     # ---- the metastore --------------------------------------------------------------------------------------------
 
-    def _drop(self, going: Sequence[Going]) -> dict[int, str]:
+    def _drop(self, going: Sequence[Going], locks: PartitionLocks) -> dict[int, str]:
         """Drops objects. Returns the items that failed, and why. An object dropped elsewhere counts as dropped."""
         failed: dict[int, str] = {}
         by_table: dict[tuple[str, str], list[Going]] = defaultdict(list)
@@ -202,6 +211,7 @@ class Cleaning:
         for (db, table), some in by_table.items():
             names = [each.item.partition for each in some if each.drops == "partition"]
             try:
+                locks.check()
                 self._drop_some(db, table, names, drops_table=len(names) < len(some))
             except ObjectNotFound:
                 continue
@@ -257,6 +267,10 @@ class Cleaning:
         if changes:
             with self.store.transaction() as work:
                 writing.settle_each(work, changes)
+
+
+def _part(each: Going) -> Part:
+    return each.item.db, each.item.table, each.item.partition if each.drops == "partition" else ""
 
 
 def _is_new(each: Staying) -> bool:

@@ -115,7 +115,7 @@ NOTHING = LifecycleSettings()
 
 def read_settings(table: Table | None, defaults: LifecycleDefaults) -> LifecycleSettings:
     """Reads a table's settings; never raises. Views have none, nor have tables whose files are listed in metadata of
-    their own (Iceberg, transactional tables)."""
+    their own (Iceberg)."""
     if table is None or table.has_query or not any(key.startswith("beekeeper.") for key in table.parameters):
         return NOTHING
     given = table.parameters
@@ -127,7 +127,8 @@ def read_settings(table: Table | None, defaults: LifecycleDefaults) -> Lifecycle
     ):
         try:
             wanted = _switch(given, switch)
-            if wanted and (why := format_of(table).no_housekeeping):
+            format = format_of(table)
+            if wanted and (why := format.no_housekeeping or (lifecycle == UNREFERENCED and format.no_unreferenced)):
                 raise ValueError(f"{switch}: {why}")
             found[lifecycle] = _period(given, key, default, defaults) if wanted else None
         except ValueError as error:

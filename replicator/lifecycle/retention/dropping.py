@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from threading import Event, Thread
 
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.store.place import Place, located, normal
 from replicator.core.audit import AuditLog
-from replicator.core.formats import is_transactional
 from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
+from replicator.lifecycle.removal.partition_locks import IN_USE, Part, PartitionLocks, locked
 from replicator.lifecycle.retention.plan import PlannedItem
 from replicator.metastore.client import Metastore
 
 DIRECTORY = "retention"
-BEAT = 10.0  # seconds between heartbeats of a lock
-IN_USE = "it is in use: a query or a writer has a lock on it"
 _NOTE = "dropping-"
 
 
@@ -40,56 +36,6 @@ class Dropped:
     count: int = 0
     changed: list[tuple[PlannedItem, str]] = field(default_factory=list)
     failed: list[tuple[PlannedItem, str]] = field(default_factory=list)
-
-
-@dataclass
-class Locked:
-    """The items of a drop. items: those that may be dropped; used: partitions of transactional tables that are in
-    use."""
-
-    metastore: Metastore
-    stack: ExitStack
-    items: list[PlannedItem] = field(default_factory=list)
-    used: list[PlannedItem] = field(default_factory=list)
-    _locks: list[int] = field(default_factory=list)
-
-    def lock(self, db: str, table: str, items: Sequence[PlannedItem]) -> None:
-        """Locks partitions, without waiting: together, or, if one of them is in use, by halves."""
-        lock = self.metastore.lock_partitions(db, table, [item.removal.partition for item in items])
-        if lock is not None:
-            self.stack.callback(self.metastore.unlock, lock)
-            self._locks.append(lock)
-            self.items += items
-        elif len(items) == 1:
-            self.used += items
-        else:
-            middle = len(items) // 2
-            self.lock(db, table, items[:middle])
-            self.lock(db, table, items[middle:])
-
-    def check(self) -> None:
-        """Raises MetastoreError if the server has ended a lock."""
-        for lock in self._locks:
-            self.metastore.keep_lock(lock)
-
-    @contextmanager
-    def beating(self) -> Iterator[None]:
-        """Sends heartbeats while files are removed."""
-        done = Event()
-        thread = Thread(target=self._beat, args=(done,), name="locks", daemon=True)
-        if self._locks:
-            thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            if self._locks:
-                thread.join()
-
-    def _beat(self, done: Event) -> None:
-        while not done.wait(BEAT):
-            with suppress(MetastoreError):  # `check` notices a lost lock
-                self.check()
 
 
 @dataclass(frozen=True)
@@ -111,27 +57,6 @@ class Dropper:
             else:
                 changed.append((item, f"its location is now {now or 'unset'}"))
         return kept, changed
-
-    @contextmanager
-    def locked(self, items: Sequence[PlannedItem]) -> Iterator[Locked]:
-        """Holds exclusive locks on the items' partitions of transactional tables. Other partitions need none."""
-        with ExitStack() as stack:
-            found = Locked(self.metastore, stack)
-            for name, of_table in groupby(items, lambda item: item.removal.object):
-                db, _, table = name.partition(".")
-                group = list(of_table)
-                if self._is_transactional(db, table):
-                    found.lock(db, table, group)
-                else:
-                    found.items += group
-            stack.enter_context(found.beating())
-            yield found
-
-    def _is_transactional(self, db: str, table: str) -> bool:
-        try:
-            return bool(is_transactional(self.metastore.table(db, table)))
-        except ObjectNotFound:
-            return False
 
     def drop(self, items: Sequence[PlannedItem], check: Callable[[], None] = lambda: None) -> Dropped:
         """Drops the partitions that are at their planned location, in batches. check: called before each change, raises
@@ -183,9 +108,11 @@ class Dropper:
             if name.startswith(_NOTE):
                 note = directory / name
                 items = _decode(note.read_bytes(), str(note))
-                with self.locked([item for item in items if _is_empty(item.removal.path)]) as locked:
-                    dropped = self.drop(locked.items, locked.check)
-                dropped.failed += [(item, IN_USE) for item in locked.used]
+                empty = [item for item in items if _is_empty(item.removal.path)]
+                with locked(self.metastore, map(part_of, empty)) as locks:
+                    free, used = parted(empty, locks)
+                    dropped = self.drop(free, locks.check)
+                dropped.failed += used
                 done.count += dropped.count
                 done.failed += dropped.failed
                 if not dropped.failed:
@@ -211,6 +138,24 @@ class Dropper:
                 other_db, other_table = replacement
                 for batch in self.metastore.partitions(other_db, other_table, names):
                     self.metastore.add_partitions(db, table, batch)
+
+
+def part_of(item: PlannedItem) -> Part:
+    db, _, table = item.removal.object.partition(".")
+    return db, table, item.removal.partition
+
+
+def parted(
+    items: Iterable[PlannedItem], locks: PartitionLocks
+) -> tuple[list[PlannedItem], list[tuple[PlannedItem, str]]]:
+    """Returns the items that may be dropped, and those that are in use, with the reason."""
+    free, used = list[PlannedItem](), list[tuple[PlannedItem, str]]()
+    for item in items:
+        if part_of(item) in locks.used:
+            used.append((item, IN_USE))
+        else:
+            free.append(item)
+    return free, used
 
 
 def _named(table: Table, batch: Iterable[Partition]) -> Iterator[tuple[str, Partition]]:

@@ -19,11 +19,12 @@ from replicator.core.audit import Refusal
 from replicator.core.engine import LocalEngine
 from replicator.lifecycle.removal.job import BATCH, Job, Remover, measured
 from replicator.lifecycle.removal.live import LiveLocations
+from replicator.lifecycle.removal.partition_locks import locked
 from replicator.lifecycle.removal.removal import Limits, forbidden, read_holds, refuse_counts
 from replicator.lifecycle.retention.access import AT_ONCE, Beginnings, Begun, begun, is_set, set_access
 from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.datasets import Dataset, Failed, explained, find_datasets
-from replicator.lifecycle.retention.dropping import DIRECTORY, IN_USE, Dropped, Dropper
+from replicator.lifecycle.retention.dropping import DIRECTORY, Dropped, Dropper, part_of, parted
 from replicator.lifecycle.retention.job_configuration import JobFile
 from replicator.lifecycle.retention.plan import DatasetPlan, PlannedItem, Planner, RetentionPlan, RetentionRun, Spool
 from replicator.metastore.events.scope import captured_databases
@@ -115,15 +116,16 @@ class Executor:
     def _drop(self, items: Sequence[PlannedItem]) -> None:
         dropper = self.dropper
         assert dropper  # only a metastore has partitions
-        with dropper.locked(items) as locked:
-            kept, changed = dropper.unchanged(locked.items)
+        with locked(dropper.metastore, map(part_of, items)) as locks:
+            free, used = parted(items, locks)
+            kept, changed = dropper.unchanged(free)
             with_data = [item for item in kept if not item.keeps_data]
             note = dropper.note(with_data) if with_data else ""
             went = self._remove(with_data)
-            dropped = dropper.drop([*(item for item in kept if item.keeps_data), *went], locked.check)
+            dropped = dropper.drop([*(item for item in kept if item.keeps_data), *went], locks.check)
             if note and not dropped.failed:
                 dropper.forget(note)
-        dropped.failed += [(item, IN_USE) for item in locked.used]
+        dropped.failed += used
         self.count(dropped)
         for item, why in dropped.failed:
             self.remover.audit.failed(item.removal, why)
