@@ -116,7 +116,22 @@ class TableFile(Protocol):
     def size(self) -> int | None: ...
 
 
-class Loading(Protocol):
+class Moving(Protocol):
+    """The translation of paths in files of a table."""
+
+    @property
+    def move(self) -> Translation:
+        """Returns a path of the source as it is on the target. Raises FormatError for one outside of the table."""
+
+    @property
+    def move_any(self) -> Translation:
+        """Returns a path of the source as it is on the target; one outside of the table unchanged."""
+
+    def in_order(self, bounds: Sequence[str]) -> bool:
+        """Returns True if all paths within bounds keep their order on the target."""
+
+
+class Loading(Moving, Protocol):
     """The load of one table or partition, on an executor."""
 
     @property
@@ -130,17 +145,6 @@ class Loading(Protocol):
     @property
     def stays(self) -> bool:
         """True if the target has the source's paths, except of files outside of the table's location."""
-
-    @property
-    def move(self) -> Translation:
-        """Returns a path of the source as it is on the target. Raises FormatError for one outside of the table."""
-
-    @property
-    def move_any(self) -> Translation:
-        """Returns a path of the source as it is on the target; one outside of the table unchanged."""
-
-    def in_order(self, bounds: Sequence[str]) -> bool:
-        """Returns True if all paths within bounds keep their order on the target."""
 
     def recorded(self, file: TableFile) -> bytes | None:
         """Returns the bytes that the source has had; None if they are not available anywhere."""
@@ -165,7 +169,7 @@ class Loading(Protocol):
 # ---- comparisons -----------------------------------------------------------------------------------------------------
 
 
-class Compared(Protocol):
+class Compared(Moving, Protocol):
     """A table on both sides of a comparison."""
 
     @property
@@ -187,17 +191,6 @@ class Compared(Protocol):
     def both(self, path: str) -> tuple[str, str]:
         """Returns the places of a file on both sides, by its path on the target."""
 
-    @property
-    def move(self) -> Translation:
-        """Returns the same as of `Loading`."""
-
-    @property
-    def move_any(self) -> Translation:
-        """Returns the same as of `Loading`."""
-
-    def in_order(self, bounds: Sequence[str]) -> bool:
-        """Returns the same as of `Loading`."""
-
     def read(self, place: str) -> bytes | None:
         """Returns a file's bytes; None if it does not exist."""
 
@@ -205,7 +198,7 @@ class Compared(Protocol):
         """Opens a file for reading parts in any order."""
 
     def differs(self, kind: str, path: str, wanted: str | None, found: str | None) -> None:
-        """Reports a difference. kind: as in docs/verify.md."""
+        """Reports a difference. kind: see `Difference`."""
 
 
 # ---- the interface ---------------------------------------------------------------------------------------------------
