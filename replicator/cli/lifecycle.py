@@ -297,6 +297,8 @@ def _item_line(item: PlannedItem) -> str:
     removal = item.removal
     if item.access:
         return f"set {item.access} on {removal.path}: {removal.reason}"
+    if item.snapshot:
+        return f"expire snapshot {item.snapshot} of {removal.name}: {removal.reason}"
     size = f" ({count_text(removal.files, 'file')}, {size_text(removal.bytes)})"
     if item.drops:
         data = ", its data is kept" if item.keeps_data else f" with {removal.path}{size}"
@@ -315,6 +317,7 @@ def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
             ("selected", count_text(done.selected, "version")),
             ("would remove" if done.status == "planned" else "removed", went),
             ("dropped", count_text(done.dropped, "partition") if done.dropped else None),
+            ("expired", count_text(done.expired, "snapshot") if done.expired else None),
             ("access", f"set on {count_text(done.access, 'path')}" if done.access else None),
             ("unreadable", f"{count_text(done.ignored, 'name')} whose time cannot be parsed" if done.ignored else None),
             ("refused", count_text(done.refused_count, "item") if done.refused_count else None),

@@ -103,8 +103,7 @@ class IcebergTable(_Iceberg):
         return iceberg.in_tree(path)
 
     def translated(self, file: TableFile, load: Loading) -> bytes | None:
-        """Translates position deletes and deletion vectors. A file whose bytes are not available stays: placing it
-        reports why."""
+        """Translates position deletes and deletion vectors; a file stays if its bytes are not available."""
         if file.checksum is None or not file.size or not iceberg.names_rows(file.target):
             return None
         if not file.target.endswith(".puffin") and not load.head(file, _reads_rows(file)):
@@ -437,6 +436,7 @@ ICEBERG = with_log(
         types=("iceberg",),
         readers=("org.apache.iceberg.",),
         of_views=False,
+        expires=True,
         no_shadow="an Iceberg table: dropping it deletes its files, regardless of its properties",
         no_housekeeping="an Iceberg table tracks its own files; use its own snapshot expiry",
         reads_log=True,
@@ -447,7 +447,7 @@ ICEBERG = with_log(
         removals=Removals.METADATA,
         switches_itself=True,
     ),
-    purged=True,
+    acted_on=True,
 )
 ICEBERG_VIEW = with_log(
     IcebergView(

@@ -215,8 +215,9 @@ class TableFormat:
 
     Jobs: left_out: why its tables are not replicated. no_shadow, no_purge, no_retention, no_housekeeping: why drills,
     purges, retention and housekeeping skip them; "" if they do not; no_unreferenced: why housekeeping looks for no
-    unreferenced directories of them. own_columns: the log has the columns; those in the
-    metastore may be outdated. managed: its tables are managed, so drops remove their data.
+    unreferenced directories of them. expires: retention removes past states by the format itself. own_columns: the log
+    has the columns; those in the metastore may be outdated. managed: its tables are managed, so drops remove their
+    data.
 
     Files: reads_log: captures read its log to decide whether a table is replicated. paths: a regular expression for the
     paths of files that wait or are of a whole directory, to find them among all. everywhere: its log is recognised by
@@ -240,6 +241,7 @@ class TableFormat:
     no_retention: str = ""
     no_housekeeping: str = ""
     no_unreferenced: str = ""
+    expires: bool = False
     removals: Removals = Removals.COPY
     own_columns: bool = False
     reads_log: bool = False
@@ -359,8 +361,9 @@ class TableFormat:
 _Format = TypeVar("_Format", bound=TableFormat)
 
 
-def with_log(format: _Format, *, purged: bool = False) -> _Format:
-    """Returns a format whose own log determines which files are valid. purged: `purge` erases rows by it."""
+def with_log(format: _Format, *, acted_on: bool = False) -> _Format:
+    """Returns a format whose own log determines which files are valid. acted_on: purges and
+    retention act by it."""
     own = f"{format.said}: its own log determines its files, so"
-    erase = "" if purged else f"{own} erase with its own tools"
-    return replace(format, no_purge=erase, no_retention=f"{own} remove its data with its own tools")
+    erase, remove = f"{own} erase with its own tools", f"{own} remove its data with its own tools"
+    return format if acted_on else replace(format, no_purge=erase, no_retention=remove)

@@ -35,13 +35,10 @@ from replicator.lifecycle.purge.state import TableDone, Unit
 from replicator.lifecycle.purge.swapping import drop_column_statistics
 from replicator.lifecycle.purge.table_files import Part
 from replicator.lifecycle.purge.tables import TableWork
+from replicator.lifecycle.removal.iceberg_actions import IcebergActions, why_no_iceberg
 from replicator.lifecycle.removal.removal import read_holds
 from replicator.metastore.client import MetastoreReader
 
-CATALOG = "replicator_iceberg"
-"""The catalog of a run's own, in the session: Iceberg's on the session's metastore, whatever catalogs the user has."""
-
-_SETTINGS = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hive", ".cache-enabled": "false"}
 _REWRITE = {
     "delete-file-threshold": "1",  # every file to which deletes apply: they leave its bytes
     "min-input-files": str(2**31 - 1),  # and no file because of its size
@@ -80,7 +77,7 @@ def purge_iceberg(work: TableWork, onboarded: Onboarded) -> TableDone:
 def _found(work: TableWork, onboarded: Onboarded, done: TableDone) -> tuple[Finder, Tree, dict[str, Held]] | None:
     """Searches a table for the first time; None if it is not purged, with the reason in `done`."""
     finder = Finder(onboarded, work.ids, work.remover.engine)
-    if lacking := _lacking(work.ids.session):
+    if lacking := why_no_iceberg(work.ids.session):
         done.gaps = [PurgeGap(onboarded.name, lacking)]
         return None
     try:
@@ -96,21 +93,6 @@ def _found(work: TableWork, onboarded: Onboarded, done: TableDone) -> tuple[Find
         done.gaps = [*finder.gaps, *_tagged(onboarded, tree, held)]
         return finder, tree, held
     return None
-
-
-def _lacking(session: Any) -> str:
-    """Returns why Spark cannot change Iceberg tables; else "". Adds the run's catalog to the session."""
-    if type(session._jvm.org.apache.iceberg.spark.SparkCatalog).__name__ != "JavaClass":
-        spark, scala = (
-            ".".join(session.version.split(".")[:2]),
-            session._jvm.scala.util.Properties.versionNumberString(),
-        )
-        package = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala.rpartition('.')[0]}:RELEASE"
-        how = f"--spark-conf spark.jars.packages={package}; if Iceberg has none for Spark {spark}, use an older Spark"
-        return f"an Iceberg table, and this Spark has no Iceberg: {how}"
-    for key, value in _SETTINGS.items():
-        session.conf.set(f"spark.sql.catalog.{CATALOG}{key}", value)
-    return ""
 
 
 def _tagged(onboarded: Onboarded, tree: Tree, held: Mapping[str, Held]) -> Iterator[PurgeGap]:
@@ -195,13 +177,12 @@ def _purged(work: TableWork, onboarded: Onboarded, finder: Finder, unit: Unit, d
     return unit
 
 
-class Lake:
-    """Iceberg's actions on one table. gaps: of the last attempt that ended."""
+class Lake(IcebergActions):
+    """The steps of a purge on one table. gaps: of the last attempt that ended."""
 
     def __init__(self, work: TableWork, onboarded: Onboarded, finder: Finder) -> None:
         self._work, self._onboarded, self._finder = work, onboarded, finder
-        self._session = work.ids.session
-        self._table_name = (CATALOG, onboarded.table.db, onboarded.table.name)
+        super().__init__(work.ids.session, onboarded.table.db, onboarded.table.name)
         self._recorded = set[str]()
         self.gaps: list[PurgeGap] | None = None
 
@@ -282,13 +263,6 @@ class Lake:
             action = action.option(key, value)
         (action if branch == MAIN else action.toBranch(branch)).execute()
 
-    def _loaded(self) -> Any:
-        util = self._session._jvm.org.apache.iceberg.spark.Spark3Util
-        return util.loadIcebergTable(self._session._jsparkSession, quoted_name(*self._table_name))
-
-    def _actions(self) -> Any:
-        return self._session._jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._session._jsparkSession)
-
     def _constant(self) -> Any:
         """Returns a function of Java that puts all files into one group."""
         return self._session._jvm.com.google.common.base.Functions.constant("all")
@@ -296,10 +270,7 @@ class Lake:
     # ---- snapshots ------------------------------------------------------------------------------------------------
 
     def _expire(self, snapshots: Iterable[int]) -> None:
-        action = self._actions().expireSnapshots(self._loaded()).expireOlderThan(0)  # none because of its age
-        for each in sorted(snapshots):
-            action = action.expireSnapshotId(each)
-        action.option("stream-results", "true").execute()
+        self.expire(snapshots)
 
     def _note_matched(self, held: Mapping[str, Held]) -> None:
         """Writes which ids were found, before they are deleted."""

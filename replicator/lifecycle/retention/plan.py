@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from cmroot.store import iceberg
 from cmroot.store.place import is_local, located, normal
 from replicator.core.audit import Refusal, Removal
+from replicator.core.formats import format_of, pointer_of
 from replicator.core.grouping import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.named_files import ON_NODES, is_on_nodes
@@ -42,7 +44,7 @@ PREFIX = "gobblin.retention"
 class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     """One planned action. `drops`: the partition is dropped from the metastore, too; `keeps_data`: only from there.
     `access`: to set, nothing is removed. `mtime`: the required modification time of the path. `replacement`: ("db",
-    "table") whose partition of the same values replaces this one."""
+    "table") whose partition of the same values replaces this one. `snapshot`: of an Iceberg table, to expire."""
 
     dataset: str
     removal: Removal
@@ -52,6 +54,7 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     mtime: float | None = None
     top: str = ""
     replacement: tuple[str, str] | None = None
+    snapshot: int | None = None
 
     @property
     def moves_data(self) -> bool:
@@ -60,12 +63,13 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         removal = self.removal
-        act = "set" if self.access else "drop" if self.drops else "remove"
+        act = "set" if self.access else "drop" if self.drops else "expire" if self.snapshot else "remove"
         return {
             "act": act,
             "dataset": self.dataset,
             "path": removal.path,
             "partition": removal.partition,
+            "snapshot": self.snapshot,
             "files": removal.files,
             "bytes": removal.bytes,
             "keeps_data": self.keeps_data,
@@ -170,19 +174,36 @@ class Planner:
             return plan
         if table.has_query:
             return plan
+        if format_of(table).expires:
+            plan.items += self._past_states(dataset, own, plan)
+            return plan
         if not table.is_partitioned:
             raise ConfigError(f"{dataset.name} has no partitions", hint="exclude it with hive.dataset.blacklist")
         assert self.metastore
         pair = Pair(own, dataset.settings)
         listed = partition_finder(pair)(self.metastore, table)
         self._tell(plan, listed, dataset.name)
-        policy_class = "org.apache.gobblin.data.management.policy.SelectBeforeTimeBasedPolicy"
-        policy = selection_policy(pair, own.text("selection.policy.class") or policy_class)
+        policy = selection_policy(pair, own.text("selection.policy.class") or _BEFORE)
         versions = self._newest_first(listed)
         chosen = policy.select(versions, listed.by, self.now)
         reasons = {versions[number].partition: (why, versions[number].mtime) for number, why in chosen.items()}
         plan.items += self._partitions(dataset, reasons, _replacement(own, dataset))
         return plan
+
+    def _past_states(self, dataset: HiveDataset, own: Settings, plan: DatasetPlan) -> Iterator[PlannedItem]:
+        """Yields the planned expiries of a table's snapshots. The policy selects among all of them; those that a branch
+        or a tag names stay."""
+        assert self.metastore
+        listed = past_states(self.metastore, dataset.table)
+        plan.versions += len(listed.versions)
+        versions = self._newest_first(listed)
+        policy = selection_policy(Pair(own, dataset.settings), own.text("selection.policy.class") or _BEFORE)
+        for number, why in policy.select(versions, listed.by, self.now).items():
+            if versions[number].mark != KEPT:
+                place = dataset.table.location or ""
+                removal = Removal(path=place, what="snapshot", object=dataset.name, reason=why)
+                snapshot = int(versions[number].name)
+                yield PlannedItem(dataset=dataset.name, removal=removal, keeps_data=True, snapshot=snapshot)
 
     def _partitions(
         self, dataset: HiveDataset, reasons: dict[str, tuple[str, float | None]], replacement: tuple[str, str] | None
@@ -212,6 +233,9 @@ class Planner:
                     top=table.location or "",
                     replacement=replacement,
                 )
+
+
+_BEFORE = "org.apache.gobblin.data.management.policy.SelectBeforeTimeBasedPolicy"
 
 
 def _replacement(own: Settings, dataset: HiveDataset) -> tuple[str, str] | None:
@@ -286,9 +310,10 @@ REPORTED = 1000  # refusals that a report lists; the audit record has all
 class RetentionRun(Removals):
     """The report of a run, or of its plan (`planned`). `status`: done, incomplete (failures or refusals) or planned.
     `versions`: examined; `selected`: by a policy; `removed`: versions removed, with `files` and `bytes` moved to
-    `$cmroot`; `dropped`: partitions; `ignored`: names without a valid time. `refused`: the first ones of
-    `refused_count`, and why; `failed`: what, and why. `databases`: those that the root captures; None: unknown, or it
-    captures none. Versions of any database are moved to it, but its log has the history of these only."""
+    `$cmroot`; `dropped`: partitions; `expired`: snapshots of Iceberg tables; `ignored`: names without a valid time.
+    `refused`: the first ones of `refused_count`, and why; `failed`: what, and why. `databases`: those that the root
+    captures; None: unknown, or it captures none. Versions of any database are moved to it, but its log has the history
+    of these only."""
 
     status: str = "done"
     run: str = ""
@@ -297,6 +322,7 @@ class RetentionRun(Removals):
     selected: int = 0
     removed: int = 0
     dropped: int = 0
+    expired: int = 0
     access: int = 0
     files: int = 0
     bytes: int = 0
@@ -328,7 +354,7 @@ class RetentionPlan(RetentionRun, Rows):
     """The plan of a run. items: to remove, drop or set, unless they were passed to a callback."""
 
     listed = "items"
-    columns = ("act", "dataset", "path", "partition", "files", "bytes", "keeps_data", "access", "reason")
+    columns = ("act", "dataset", "path", "partition", "snapshot", "files", "bytes", "keeps_data", "access", "reason")
     status: str = "planned"
     items: list[dict[str, Any]] = field(default_factory=list)
 
@@ -413,4 +439,26 @@ def _by_modification(metastore: MetastoreReader, table: Table) -> Listed:
                 continue
             moment = datetime.fromtimestamp(found.mtime, UTC)
             listed.versions.append(Version(partition.location or "", name, moment, partition=name, mtime=found.mtime))
+    return listed
+
+
+# ---- snapshots as versions -------------------------------------------------------------------------------------------
+
+
+KEPT = "kept"  # mark of a snapshot that a branch or a tag names
+
+
+def past_states(metastore: MetastoreReader, table: Table) -> Listed:
+    """Returns all snapshots of a table, by their time. Raises Error for metadata that cannot be read."""
+    pointer = pointer_of(table)
+    if not pointer or is_on_nodes(pointer, metastore.database(table.db).location, warehouse_of(metastore)):
+        raise Error(f"{table.db}.{table.name}: {ON_NODES if pointer else 'its metadata file is not known'}")
+    with located(pointer).open_stream() as stream:
+        found = iceberg.read_metadata(pointer, stream.read())
+    kept = {each["snapshot-id"] for each in (found.get("refs") or {}).values()} | {found.get("current-snapshot-id")}
+    listed = Listed(TIME)
+    for each in found.get("snapshots") or ():
+        moment = datetime.fromtimestamp(each["timestamp-ms"] / 1000, UTC)
+        number = each["snapshot-id"]
+        listed.versions.append(Version("", str(number), moment, mark=KEPT if number in kept else ""))
     return listed

@@ -26,6 +26,7 @@ from replicator.lifecycle.retention.config_store import Settings
 from replicator.lifecycle.retention.datasets import Dataset, Failed, explained, find_datasets
 from replicator.lifecycle.retention.dropping import DIRECTORY, Dropped, Dropper, part_of, parted
 from replicator.lifecycle.retention.job_configuration import JobFile
+from replicator.lifecycle.retention.past_states import Expirer
 from replicator.lifecycle.retention.plan import DatasetPlan, PlannedItem, Planner, RetentionPlan, RetentionRun, Spool
 from replicator.metastore.events.scope import captured_databases
 
@@ -34,23 +35,26 @@ from replicator.metastore.events.scope import captured_databases
 
 @dataclass(frozen=True)
 class Executor:
-    """The executor of a plan. job: the keys of the job file; dropper: None without a metastore; done: the report;
-    beginnings: its notes of interrupted removals are in `dates` already."""
+    """The executor of a plan. job: the keys of the job file; dropper, expirer: None without a metastore; done: the
+    report; beginnings: its notes of interrupted removals are in `dates` already."""
 
     job: Settings
     remover: Remover
     dropper: Dropper | None
+    expirer: Expirer | None
     done: RetentionRun
     beginnings: Beginnings
     dates: Mapping[str, float]
 
     def carry_out(self, batch: Sequence[PlannedItem]) -> None:
         """Carries out allowed items: removes, drops, sets access. Each is checked once more. May run twice."""
-        went = self._remove([item for item in batch if item.access is None and not item.drops])
+        went = self._remove([item for item in batch if item.access is None and not (item.drops or item.snapshot)])
         self._prune(went)
         partitions = [item for item in batch if item.drops]
         if partitions:
             self._drop(partitions)
+        if snapshots := [item for item in batch if item.snapshot]:
+            self._expire(snapshots)
         for item in batch:
             if item.access is not None:
                 self._set(item)
@@ -137,6 +141,15 @@ class Executor:
             self.remover.live.refresh()  # the partitions' own references no longer exist
             self._prune(went)
 
+    def _expire(self, items: Sequence[PlannedItem]) -> None:
+        assert self.expirer
+        expired = self.expirer.expire(items)
+        self.done.expired += expired.count
+        for item, why in expired.failed:
+            self.remover.audit.failed(item.removal, why)
+        for name, why in dict.fromkeys((item.removal.name, why) for item, why in expired.failed):
+            self.done.fail(name, why)
+
     def count(self, dropped: Dropped) -> None:
         """Adds the drops to the report."""
         self.done.dropped += dropped.count
@@ -208,10 +221,12 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
     def planned(self) -> Iterator[None]:
         """Plans and checks everything before anything is removed, so that a limit refuses the run as a whole."""
         dropper = Dropper(self.metastore, self.root.place, self.remover.audit) if self.metastore else None
+        about = self.runtime.engines, self.remover.audit, self.remover.check
+        expirer = Expirer(self.metastore, *about) if self.metastore else None
         self._beginnings = Beginnings(Place(self.root.place) / DIRECTORY)
         self._dates = self._beginnings.dates()
         self._executor = Executor(
-            self.job_file.settings, self.remover, dropper, self.done, self._beginnings, self._dates
+            self.job_file.settings, self.remover, dropper, expirer, self.done, self._beginnings, self._dates
         )
         if dropper and not self.rehearses:
             self._executor.count(dropper.finish())
