@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pyarrow.parquet as pq
 import pytest
 from command_line import Answer, command
+from faults import Fault, run_with
 from iceberg_tables import (
     catalog,
     data_file,
@@ -38,6 +39,12 @@ from replicator.core.connections import MetastoreConfig
 from replicator.metastore.thrift import connect
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
+
+KILLS = (
+    Fault("before", "rename", r"outside/file/.*\.parquet$", 1),
+    Fault("after", "rename", r"outside/file/.*deletes\.parquet$", 1),
+    Fault("after", "rename", r"/t/metadata/.*-m0\.avro$", 1),
+)
 
 
 def outside(lab: Lab) -> Path:
@@ -336,6 +343,23 @@ def test_a_renamed_and_a_dropped_table(fixture: Lab) -> None:
     is_same(fixture)
 
 
+def test_a_load_that_is_killed_anywhere_is_completed_by_the_next(fixture: Lab) -> None:
+    table = make(fixture)
+    added(table, outside(fixture) / "0", 0)
+    replicated(fixture)
+    for number, fault in enumerate(KILLS, 1):
+        before = shown(table)
+        path = added(table, outside(fixture) / str(number), number)
+        table = delete_rows(table, f"file://{path}", [], f"file://{outside(fixture)}")
+        table = expire(table.refresh())
+        assert (found := fixture.dump(*listed(fixture), since=fixture.last)).code == 0, found
+        assert run_with(fault, fixture.load_arguments(fixture.last)).killed, fault
+        assert shown(replica(fixture)) in (before, [*before, number]), fault
+        assert fixture.load().code == 0, fault
+        assert shown(replica(fixture)) == [*before, number]
+        is_same(fixture)
+
+
 # ---- beside the load ----------------------------------------------------------------------------------------------
 
 
@@ -449,8 +473,10 @@ def test_a_manifest_of_the_root_that_is_lost_is_folded_again(fixture: Lab) -> No
     is_same(fixture)
 
 
-def test_a_policy_turns_round_and_both_sides_write(pair: Lab) -> None:
+@pytest.mark.parametrize("publish", ["mirror", "snapshot"])
+def test_a_policy_turns_round_and_both_sides_write(pair: Lab, publish: str) -> None:
     """By the configuration of the source's metastore. The other side has all files in the table."""
+    pair.keys["publish"] = publish
     config = MetastoreConfig(pair.source_uri, iceberg_outside=(str(outside(pair)),))
     pair.source = PlainDatabase(connect(config), pair.source.name, pair.source.home.parent)
     table = make(pair, db="a")

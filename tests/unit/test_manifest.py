@@ -1,4 +1,4 @@
-"""Manifests: transactions that a signal cuts off anywhere, and those of older releases."""
+"""Manifests: transactions that a signal cuts off anywhere, those of older releases, and files outside of a location."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cmroot.errors import Error, FormatError, StorageUnreachable
+from cmroot.log.captured import FILES
 from replicator.captures.inventory import last_recorded
 from replicator.captures.manifest import Manifest, opened
 from replicator.core.model import Column, Storage, Table
-from replicator.metastore.events.record import ChangeRecord, CreateTable
+from replicator.metastore.events.record import AlterTable, ChangeRecord, CreateTable, DropTable
 
 
 def interrupted(work: Callable[[], None], line: int) -> bool:
@@ -113,3 +115,88 @@ def test_only_a_damaged_manifest_is_to_be_deleted(tmp_path: Path) -> None:
     assert isinstance(damaged, FormatError) and damaged.hint.startswith("delete it")
     with pytest.raises(FormatError, match=str(path)), opened(path):
         pass
+
+
+# ---- files outside of the location of an Iceberg table ------------------------------------------------------------
+
+
+class Outside:
+    """A manifest with a table `d.t`, and its file entries. The location of those outside is the root of a store."""
+
+    def __init__(self, path: Path, location: str = "s3a://lake/t", **parameters: str) -> None:
+        self.manifest, self.at = Manifest(path), 0
+        self.apply(CreateTable(table=self.table(location, **parameters)))
+
+    def table(self, location: str, name: str = "t", **parameters: str) -> Table:
+        return Table(db="d", name=name, storage=Storage(location=location), parameters=parameters)
+
+    def apply(self, change: Any) -> None:
+        self.at += 1
+        self.manifest.apply(ChangeRecord(position=self.at, event=1, time=1, change=change))
+
+    def files(self, *places: tuple[str, str], op: str = "add", table: str = "t") -> None:
+        about = {"position": self.at, "op": op, "db": "d", "table": table, "partition": "", "size": 1, "mtime_ns": 1}
+        about |= {"identity": "1", "checksum": "0" * 32, "kept": True}
+        rows = [about | {"location": location, "path": path} for location, path in places]
+        self.manifest.apply_files(pa.Table.from_pylist(rows, FILES))
+
+    def known(self, name: str = "t") -> list[tuple[str, str]]:
+        return sorted((row[1], row[2]) for row in self.manifest.table_files("d", name))
+
+    def ended(self) -> list[tuple[str, str]]:
+        rows = [row for page in self.manifest.ended() for row in page.to_pylist()]
+        return sorted((row["location"], row["path"]) for row in rows)
+
+
+ICEBERG = {"table_type": "ICEBERG", "metadata_location": "s3a://lake/t/metadata/1.metadata.json"}
+OWN, ONE, TWO = ("s3a://lake/t", "data/x"), ("s3://lake/", "data/x"), ("s3://other/", "data/x")
+
+
+def test_files_of_one_path_in_several_stores_are_several_files(tmp_path: Path) -> None:
+    found = Outside(tmp_path / "m.sqlite", **ICEBERG)
+    found.files(OWN, ONE, TWO)
+    assert found.known() == sorted([OWN, ONE, TWO])
+    found.files(ONE, op="remove")
+    assert (found.known(), found.ended()) == (sorted([OWN, TWO]), [ONE])
+    found.files(TWO)  # other bytes
+    assert (found.known(), found.ended()) == (sorted([OWN, TWO]), [TWO])
+
+
+def test_a_rename_keeps_files_outside_and_a_drop_ends_them(tmp_path: Path) -> None:
+    found = Outside(tmp_path / "m.sqlite", **ICEBERG)
+    found.files(OWN, ONE)
+    moved = found.table("s3a://lake/u", "u", **ICEBERG)
+    found.apply(AlterTable(db="d", name="t", table=moved, location_before="s3a://lake/t", moved=True))
+    assert found.known("u") == sorted([("s3a://lake/u", "data/x"), ONE])
+    assert found.ended() == []
+    found.apply(DropTable(db="d", name="u"))
+    assert found.ended() == sorted([("s3a://lake/u", "data/x"), ONE])
+
+
+def test_another_location_begins_without_files_outside(tmp_path: Path) -> None:
+    found = Outside(tmp_path / "m.sqlite", **ICEBERG)
+    found.files(OWN, ONE)
+    found.apply(AlterTable(db="d", name="t", table=found.table("s3a://lake/v", **ICEBERG), location_before=OWN[0]))
+    ended = found.ended()
+    assert (found.known(), len(ended)) == ([], 2) and ONE in ended
+
+
+@pytest.mark.parametrize("parameters", [{}, ICEBERG])
+def test_a_table_at_the_root_of_a_bucket_has_its_own_files(tmp_path: Path, parameters: dict[str, str]) -> None:
+    found = Outside(tmp_path / "m.sqlite", "s3a://lake/", **parameters)
+    found.files(("s3a://lake/", "data/x"))
+    (obj,) = (each for objects in found.manifest.unlisted() for each in objects)
+    assert list(found.manifest.files(obj.table_id, 0)) == ["data/x"]
+
+
+def test_logs_that_an_earlier_release_read_are_read_again_for_files_outside(tmp_path: Path) -> None:
+    path = tmp_path / "m.sqlite"
+    manifest = Manifest(path)
+    manifest.remember_log_file("0" * 32, "s3a://lake/t", "its file s3a://x/y is outside of its location", [])
+    manifest.commit()
+    manifest.close()
+    assert Manifest(path).select("SELECT count(*) FROM log_files") == [(1,)]
+    with contextlib.closing(sqlite3.connect(path)) as older:
+        older.execute("DELETE FROM state WHERE key = 'outside_files'")
+        older.commit()
+    assert Manifest(path).select("SELECT count(*) FROM log_files") == [(0,)]
