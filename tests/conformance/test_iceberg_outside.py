@@ -32,6 +32,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetLocationUpdate
+from waiting import repeating
 
 from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_at
@@ -129,6 +130,39 @@ def test_files_that_were_added_where_they_are_belong_to_the_replicas_table(fixtu
     with away(fixture):
         assert states(replica(fixture)) == wanted
         assert shown(replica(fixture)) == [1, 2, 4, 5]
+    is_same(fixture)
+
+
+def test_spellings_of_a_path(fixture: Lab) -> None:
+    table = make(fixture)
+    for number, begin in enumerate(("file:", "file://", "file:///", "")):
+        path = written(outside(fixture) / str(number), number)
+        table.add_files([f"{begin}{path.parent}//{path.name}"])
+    replicated(fixture)
+    with away(fixture):
+        assert shown(replica(fixture)) == [0, 1, 2, 3]
+    is_same(fixture)
+
+
+def test_captures_beside_a_writer_are_snapshots(fixture: Lab) -> None:
+    """A writer adds files and expires snapshots all the time: no file that is needed is missed."""
+    table = make(fixture, **{"write.data.path": f"file://{outside(fixture)}"})
+    table.append(rows(0))
+    replicated(fixture)
+    writer = catalog(fixture.source_uri).load_table(f"{fixture.name}.t")
+
+    def write(number: int) -> None:
+        added(writer.refresh(), outside(fixture), number, name=str(number))
+        if number % 3 == 0:
+            expire(writer.refresh())
+
+    with repeating(write):
+        for _ in range(4):
+            replicated(fixture)
+            found = shown(replica(fixture))
+            assert found == list(range(len(found)))
+    replicated(fixture)
+    assert shown(replica(fixture)) == shown(table.refresh())
     is_same(fixture)
 
 
