@@ -27,6 +27,7 @@ from replicator.captures.write_ids import as_on_replica
 from replicator.compare.differences import Difference, Differences
 from replicator.core.formats import FORMATS, PLAIN
 from replicator.core.formats.outside import OUTSIDE
+from replicator.core.named_files import is_on_nodes
 from replicator.core.not_replicated import NotReplicated
 from replicator.replay.apply.copying import at_most
 from replicator.replay.apply.format_files import Mover
@@ -123,9 +124,11 @@ def _compare(
     indexes = dict.fromkeys(path for path in source if may_name_places(path) and _is_index(path, source, target))
     format = FORMATS[pair.format]
     sizes = {path: state.size for path, state in target.items()} if format.reads_log else {}
-    if format.has_outside and (outside := format.outside(source, _Both(pair, report, sizes))):
+    if format.has_outside:
+        outside = format.outside(source, _Both(pair, report, sizes))
+        outside = {path: place for path, place in outside.items() if not is_on_nodes(place, pair.source)}
         pair = replace(pair, outside=outside)
-        source |= _states(outside)
+        source |= _states(outside) if outside else {}
     if format.translates:
         indexes = dict.fromkeys(path for path in source if format.waits(path) and path in target)
     same = {path for path, state in source.items() if path in target and target[path].size == state.size}

@@ -46,6 +46,12 @@ class Middle:
             "s3.region": "us-east-1",
         }
 
+    def table(self, db: str) -> Table:
+        """A new table, in a new database."""
+        connect(self.metastore.uri).create_database(Database(name=db, location=f"{self.place}/{db}.db"))
+        lake = catalog(self.metastore.uri, **self.access)
+        return lake.create_table(f"{db}.t", SCHEMA, location=f"{self.place}/{db}.db/t")
+
     def shows(self, name: str, wanted: dict[int, list[int]]) -> None:
         if self.reads:
             assert states(catalog(self.metastore.uri, **self.access).load_table(name)) == wanted
@@ -109,9 +115,7 @@ def test_files_in_another_bucket(versions: bool, in_bucket: Middle, fixture: Lab
     filesystem.mkdir(bucket)
     if versions:
         filesystem.call_s3("put_bucket_versioning", Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    connect(in_bucket.metastore.uri).create_database(Database(name=lab.name, location=f"{place}/{lab.name}.db"))
-    lake = catalog(in_bucket.metastore.uri, **in_bucket.access)
-    table = lake.create_table(f"{lab.name}.t", SCHEMA, location=f"{place}/{lab.name}.db/t")
+    table = in_bucket.table(lab.name)
     for name in ("a/x", "b/x", "other"):
         with filesystem.open(f"{bucket}/2026/{name}.parquet", "wb") as file:
             pq.write_table(rows(1 if name[0] == "a" else 2), file)
@@ -152,3 +156,17 @@ def test_files_in_another_bucket(versions: bool, in_bucket: Middle, fixture: Lab
     assert expired.code == 0, expired
     after = {each.path for each in old_versions(f"s3://{bucket}/")}
     assert (len(before), len(after)) == ((2, 0) if versions else (0, 0))
+
+
+def test_local_files_of_a_table_in_a_bucket_are_those_of_the_nodes_and_not_read(
+    in_bucket: Middle, fixture: Lab, tmp_path: Path
+) -> None:
+    table, secret = in_bucket.table(fixture.name), tmp_path / "secret.parquet"
+    pq.write_table(rows(1), secret)
+    table.add_files([f"file://{secret}"])
+    root, uri = str(fixture.cmroot), in_bucket.metastore.uri
+    listed = [str(tmp_path), "/"]
+    found = replicator.capture(source=uri, cmroot=root, db=fixture.name, engine=local_engine(), iceberg_outside=listed)
+    (reason,) = found.formats.values()
+    assert f"{secret} is outside of its location, on the disks of the cluster's nodes" in reason
+    assert all(secret.read_bytes() != path.read_bytes() for path in fixture.cmroot.rglob("*") if path.is_file())
