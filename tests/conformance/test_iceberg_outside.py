@@ -133,6 +133,20 @@ def test_files_that_were_added_where_they_are_belong_to_the_replicas_table(fixtu
     is_same(fixture)
 
 
+def test_a_delete_file_of_rows_in_the_table_and_outside(fixture: Lab) -> None:
+    """Its paths have another order on the replica, where bounds of the source's would have readers skip it."""
+    table = make(fixture)
+    table.append(rows(1, 2))
+    own, other = data_file(table), f"file://{added(table, fixture.source.home / '0', 3, 4)}"
+    assert other < own
+    delete_rows(table, [other, own], [0, 0])
+    for answer in (fixture.dump("--iceberg-outside", str(fixture.source.home / "0")), fixture.load()):
+        assert answer.code == 0, answer
+    with fixture.without_source():
+        assert shown(replica(fixture)) == [2, 4]
+    is_same(fixture)
+
+
 def test_spellings_of_a_path(fixture: Lab) -> None:
     table = make(fixture)
     for number, begin in enumerate(("file:", "file://", "file:///", "")):
@@ -229,6 +243,7 @@ def test_files_in_directories_that_no_operator_lists_are_not_read(fixture: Lab) 
     assert (dumped.code, found.keys()) == (3, paths.keys()), dumped
     assert all("is outside of its location" in reason for reason in found.values())
     assert "--iceberg-outside" in found["plain"] and "--iceberg-outside" in found["beside"]
+    assert all("a path that no replica can have" in found[name] for name in ("dots", "hidden"))
     assert "a link that leads out of" in found["link"] and "a link that leads out of" in found["linked"]
     assert named(fixture.load()) == named(dumped)
     assert fixture.target.metastore.table_names(fixture.name) == ["good"]
@@ -507,12 +522,33 @@ def test_a_manifest_of_the_root_that_is_lost_is_folded_again(fixture: Lab) -> No
     is_same(fixture)
 
 
+def configured(pair: Lab) -> None:
+    config = MetastoreConfig(pair.source_uri, iceberg_outside=(str(outside(pair)),))
+    pair.source = PlainDatabase(connect(config), pair.source.name, pair.source.home.parent)
+
+
+def test_a_policy_brings_a_table_when_its_directory_is_listed(pair: Lab) -> None:
+    table = make(pair, db="a")
+    added(table, outside(pair), 1)
+    make(pair, "other", db="a").append(rows(1))
+    for _ in range(2):
+        run = pair.sync()
+        ((name, reason),) = [(each.object, each.reason) for each in run.not_replicated]
+        assert (run.status, name) == ("incomplete", f"{pair.name}_a.t") and "iceberg_outside" in reason
+    configured(pair)
+    runs = [pair.sync() for _ in range(2)]
+    assert runs[-1].not_replicated == [] and runs[-1].status in ("synced", "nothing"), runs
+    assert shown(replica(pair, db="a")) == [1]
+    added(table, outside(pair) / "b", 2)
+    assert pair.sync().status == "synced"
+    assert shown(replica(pair, db="a")) == [1, 2]
+
+
 @pytest.mark.parametrize("publish", ["mirror", "snapshot"])
 def test_a_policy_turns_round_and_both_sides_write(pair: Lab, publish: str) -> None:
     """By the configuration of the source's metastore. The other side has all files in the table."""
     pair.keys["publish"] = publish
-    config = MetastoreConfig(pair.source_uri, iceberg_outside=(str(outside(pair)),))
-    pair.source = PlainDatabase(connect(config), pair.source.name, pair.source.home.parent)
+    configured(pair)
     table = make(pair, db="a")
     added(table, outside(pair), 1, 2)
     assert pair.sync().status == "synced"

@@ -130,11 +130,15 @@ def data_file(table: Table) -> str:
     return str(table.inspect.data_files()["file_path"][0].as_py())
 
 
-def delete_rows(table: Table, file: str, positions: Sequence[int], directory: str | None = None) -> Table:
-    """Commits a position-delete file, as engines with merge-on-read do. directory: where it is, if not in the table."""
+def delete_rows(
+    table: Table, file: str | Sequence[str], positions: Sequence[int], directory: str | None = None
+) -> Table:
+    """Commits a position-delete file, as engines with merge-on-read do. file: of all positions, or of each. directory:
+    where it is, if not in the table."""
+    files = sorted([file] * max(1, len(positions)) if isinstance(file, str) else file)
     location = f"{directory or f'{table.location()}/data'}/{uuid.uuid4()}-deletes.parquet"
     path = urlsplit(location).path
-    pq.write_table(pa.table([[file] * len(positions), list(positions)], schema=DELETES), path, store_schema=False)
+    pq.write_table(pa.table([files[: len(positions)], list(positions)], schema=DELETES), path, store_schema=False)
     found = DataFile.from_args(
         content=DataFileContent.POSITION_DELETES,
         file_path=location,
@@ -142,8 +146,8 @@ def delete_rows(table: Table, file: str, positions: Sequence[int], directory: st
         partition=Record(),
         record_count=len(positions),
         file_size_in_bytes=os.path.getsize(path),
-        lower_bounds={2147483546: file.encode()},
-        upper_bounds={2147483546: file.encode()},
+        lower_bounds={2147483546: files[0].encode()},
+        upper_bounds={2147483546: files[-1].encode()},
         split_offsets=[4],
         sort_order_id=None,
         spec_id=table.spec().spec_id,

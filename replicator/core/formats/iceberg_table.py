@@ -276,10 +276,10 @@ def _not_translatable(path: str, location: str, stream: BinaryIO, outside: Outsi
             if problem := iceberg.problem_of(each):
                 return f"{each.path}: {problem}"
             if (own := relative(each.path, location)) is None:
-                entry = outside_entry(each.path)
                 refuse_credentials(each.path)
-                if entry is None or is_metadata or each.kind == "manifest":
-                    return f"its file {each.path} is outside of its location"
+                if (entry := outside_entry(each.path)) is None or is_metadata or each.kind == "manifest":
+                    more = "" if entry else ", by a path that no replica can have"
+                    return f"its file {each.path} is outside of its location{more}"
                 outside.append(entry)
             elif iceberg.in_tree(own) != (each.kind in ("list", "manifest")):  # only those there are translated so
                 return f"its file {each.path} is not where its kind is expected"
