@@ -96,9 +96,8 @@ class CopyTask:
 @dataclass
 class CopyReport(CopyCounts):
     """The result of a task. `missing`: (target path, position, reason), at most MISSING_SHOWN. `waiting`: parts of the
-    dump with files that remain to be published; `lacking`: rights of replaced files that new ones lack,
-    one text for each table of the target; `foreign`: commits on the target by other
-    writers, each with its format in messages;
+    dump with files that remain to be published; `lacking`: rights of replaced files that new ones lack, one text for
+    each table of the target; `foreign`: commits on the target by other writers, each with its format in messages;
     `naming`: copied files that name places of the source, at most MISSING_SHOWN, more are counted. files_seen,
     bytes_seen: all files that the task has processed. copies: by comparison, files and bytes to copy by directory."""
 
