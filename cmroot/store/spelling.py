@@ -106,6 +106,14 @@ def split_authority(place: str) -> tuple[str, str]:
     return "", place
 
 
+def is_whole(text: str) -> bool:
+    """Returns True for an absolute path or a URL of a directory, without `.` and `..`."""
+    with contextlib.suppress(UnknownPlace):
+        names = split_authority(normal(text))[1].split("/")
+        return (text.startswith("/") or ":/" in text) and not {".", ".."} & set(names)
+    return False
+
+
 def is_root(place: str) -> bool:
     """Returns True for the root of a store: `s3://bucket/`, `file:///`. Entries with this location are of files outside
     of their table's directory, so nothing lists it."""

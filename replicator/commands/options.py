@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated
 
-from replicator.core.formats.interface import FormatChoice
+from replicator.core.not_replicated import FormatChoice
 from replicator.core.option import Jobs, Moment, Rows, Where, arg, opt
 from replicator.core.policy import GrantsChoice, Keeper
 

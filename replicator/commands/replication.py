@@ -49,7 +49,7 @@ from replicator.commands.options import (
     TargetRoot,
     TargetWarehouse,
 )
-from replicator.core.formats.interface import AS_THEY_ARE, SUPPORTED
+from replicator.core.not_replicated import AS_THEY_ARE, SUPPORTED
 from replicator.core.option import Moment, arg, opt, python_only
 from replicator.core.policy import Publish
 from replicator.core.runtime import JOBS, Runtime

@@ -41,7 +41,7 @@ from replicator.commands.options import (
     TargetCatalog,
     TargetRoot,
 )
-from replicator.core.formats.interface import SUPPORTED
+from replicator.core.not_replicated import SUPPORTED
 from replicator.core.option import LogMoment, Moment, Natural, arg, opt, parse_moment
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError

@@ -37,7 +37,7 @@ from replicator.compare.repair import FailedRepair, Repaired, RepairedDatabases,
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verify import Verified, refuse_itself
 from replicator.compare.verify import verify as compare
-from replicator.core.formats.interface import SUPPORTED
+from replicator.core.not_replicated import SUPPORTED
 from replicator.core.option import Bytes, Positive, opt, python_only
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError

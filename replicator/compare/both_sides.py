@@ -14,9 +14,10 @@ from cmroot.store.acid import State
 from replicator.captures.unlistable import REFUSED
 from replicator.captures.write_ids import state_of
 from replicator.core.formats import is_transactional
-from replicator.core.formats.interface import INSERT_ONLY, SUPPORTED, FormatChoice
+from replicator.core.formats.interface import INSERT_ONLY
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Statistics, Table, WriteIds, partition_name
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.policy import Principals
 from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound

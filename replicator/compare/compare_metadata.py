@@ -36,10 +36,9 @@ from replicator.compare.differences import (
     without_unreturned,
 )
 from replicator.core.formats import PLAIN, format_of, is_transactional
-from replicator.core.formats.interface import AS_THEY_ARE, SUPPORTED
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.named_files import NAMED, ON_NODES, is_on_nodes
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
+from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, SUPPORTED, NotReplicated, from_property
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import warehouse_of
 from replicator.metastore.concurrency import read_both

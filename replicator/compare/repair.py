@@ -29,8 +29,8 @@ from replicator.compare.both_sides import Comparison
 from replicator.compare.differences import Difference
 from replicator.compare.verify import Verified, verify
 from replicator.core.config import Brake
-from replicator.core.formats.interface import AS_THEY_ARE
 from replicator.core.not_replicated import (
+    AS_THEY_ARE,
     INCOMPLETE,
     PROPERTY,
     LoadCounts,

@@ -12,10 +12,13 @@ import html
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, cast, get_args, get_type_hints
 
 import msgspec
 
+FormatChoice = Literal["supported", "as-they-are"]
+SUPPORTED: FormatChoice = "supported"  # replicates formats of which an exact copy can be made
+AS_THEY_ARE: FormatChoice = "as-they-are"  # copies the files of all formats
 INCOMPLETE = "incomplete"  # the status of a report that lists any
 PARTIAL = 3  # its exit code
 PROPERTY = "replicator.not_replicated"  # property of a replica's database, available even if its source is not

@@ -17,8 +17,8 @@ import msgspec
 from cmroot.store.hdfs import Attribute
 from cmroot.store.place import as_written, is_local
 from replicator.core.connections import MetastoreConfig
-from replicator.core.formats.interface import SUPPORTED, FormatChoice
 from replicator.core.model import GROUP, ROLE, USER, PrincipalKind
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.text import (
     PartitionFilter,
     check_queues,

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 from cmroot.root import ChangeRoot, Format, create_or_open
 from cmroot.store.place import is_local, join, tidied
-from replicator.core.formats.interface import AS_THEY_ARE
 from replicator.core.model import Database
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
+from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, from_property
 from replicator.core.policy import METADATA, Policy, Principals, matching_databases
 from replicator.core.roles import Role, RoleMark, is_shadow, mark_of
 from replicator.core.runtime import Runtime

@@ -26,9 +26,9 @@ from replicator.captures.recording import Captured
 from replicator.captures.unlistable import of_server, sight_at
 from replicator.compare.repair import REPAIR
 from replicator.core.config import Brake
-from replicator.core.formats.interface import AS_THEY_ARE
 from replicator.core.formats.transactional_table import NO_TRANSACTIONS
 from replicator.core.not_replicated import (
+    AS_THEY_ARE,
     NAMES_SOURCE,
     NOT_TAKEN,
     PROPERTY,

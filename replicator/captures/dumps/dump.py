@@ -27,9 +27,8 @@ from replicator.captures.dumps.selection import Selection, point_at, resolve_sin
 from replicator.captures.dumps.writer import DumpWriter
 from replicator.captures.manifest import Manifest, manifest_at, open_manifest, read_records
 from replicator.captures.walk import ScannedTables
-from replicator.core.formats.interface import SUPPORTED, FormatChoice
 from replicator.core.logging import tell_event
-from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
+from replicator.core.not_replicated import INCOMPLETE, SUPPORTED, FormatChoice, NotReplicated, Report
 from replicator.core.runtime import Runtime
 from replicator.core.text import count_text
 from replicator.errors import BootstrapNeeded, Error, FormatError, UsageError

@@ -26,10 +26,9 @@ from replicator.captures.unlistable import (
     sight_at,
     unread_files,
 )
-from replicator.core.formats.interface import SUPPORTED, FormatChoice
 from replicator.core.grouping import batched
 from replicator.core.named_files import NAMED
-from replicator.core.not_replicated import NotReplicated, merged
+from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged
 from replicator.core.runtime import Progress
 from replicator.core.text import PartitionFilter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError

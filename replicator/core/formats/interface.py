@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import BinaryIO, Literal, Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from replicator.core.model import INDEX, Table
 
 POINTER = "metadata_location"  # property of an Iceberg table or view, in any case: the location of its metadata file
-FormatChoice = Literal["supported", "as-they-are"]
-SUPPORTED: FormatChoice = "supported"  # replicates formats of which an exact copy can be made
-AS_THEY_ARE: FormatChoice = "as-they-are"  # copies the files of all formats
 FULL, INSERT_ONLY = "full", "insert_only"  # kinds of transactional tables
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from cmroot.errors import UnknownPlace
 from cmroot.store.listing import hidden
-from cmroot.store.place import folded, is_local, normal, split_authority
+from cmroot.store.place import is_local, normal, split_authority
 from cmroot.store.spelling import is_root, refuse_credentials
 from cmroot.text import unsafe
 
@@ -50,14 +50,6 @@ def outside_directory(location: str) -> str:
     kind, _, authority = head.partition("://")
     words = [re.sub(r"[^A-Za-z0-9.]", _escaped, kind), re.sub(r"[^A-Za-z0-9.-]", _escaped, authority)]
     return f"{OUTSIDE}/{'-'.join(filter(None, words))}"
-
-
-def is_directory(text: str) -> bool:
-    """Returns True for a directory that an operator may list for such files: an absolute path, or a URL, without
-    `..`."""
-    with suppress(UnknownPlace):
-        return (text.startswith("/") or ":/" in text) and folded(text) == normal(text)
-    return False
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -450,9 +450,9 @@ KEPT = "kept"  # mark of a snapshot that a branch or a tag names
 
 def past_states(metastore: MetastoreReader, table: Table) -> Listed:
     """Returns all snapshots of a table, by their time. Raises Error for metadata that cannot be read."""
-    pointer = pointer_of(table)
-    if not pointer or is_on_nodes(pointer, metastore.database(table.db).location, warehouse_of(metastore)):
-        raise Error(f"{table.db}.{table.name}: {ON_NODES if pointer else 'its metadata file is not known'}")
+    pointer, why = pointer_of(table), format_of(table).why_left_out(table)
+    if why or is_on_nodes(pointer, metastore.database(table.db).location, warehouse_of(metastore)):
+        raise Error(why or ON_NODES)
     with located(pointer).open_stream() as stream:
         found = iceberg.read_metadata(pointer, stream.read())
     kept = {each["snapshot-id"] for each in (found.get("refs") or {}).values()} | {found.get("current-snapshot-id")}

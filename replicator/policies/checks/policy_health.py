@@ -13,9 +13,8 @@ from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import as_written
 from replicator.captures.unlistable import REFUSED
 from replicator.core.formats import format_of, is_transactional
-from replicator.core.formats.interface import AS_THEY_ARE
 from replicator.core.grouping import batched
-from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
+from replicator.core.not_replicated import AS_THEY_ARE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
 from replicator.core.text import bound_text, count_text, duration_text

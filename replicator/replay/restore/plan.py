@@ -21,9 +21,8 @@ from cmroot.store.place import join, located, relative, tidied
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
 from replicator.captures.dumps.layout import DumpReader, Point
 from replicator.core.formats import format_of
-from replicator.core.formats.interface import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.core.model import Database
-from replicator.core.not_replicated import NotReplicated, Report
+from replicator.core.not_replicated import AS_THEY_ARE, SUPPORTED, FormatChoice, NotReplicated, Report
 from replicator.core.runtime import Runtime
 from replicator.core.text import PartitionFilter
 from replicator.errors import ObjectNotFound, Refused, UsageError
