@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import fastavro
 import pyarrow.parquet as pq
@@ -350,6 +351,10 @@ def test_what_cannot_be_purged_is_named(fixture: Lab, lake: IcebergSpark) -> Non
         "parted": make(lake, fixture, "parted", more="partitioned by (truncate(8, who))"),
         "shared": make(lake, fixture, "shared"),
     }
+    own = Path(urlsplit(str(fixture.source.table("own", {}).location)).path)
+    path = f"'write.data.path' = 'file://{own}'"
+    make(lake, fixture, "borrower", properties=path)  # its files are in the data of another table
+    lent = {each.name for each in own.iterdir()}
     lake(f"alter table {tables['orc']} set tblproperties ('write.format.default' = 'orc')")
     lake(f"insert into {tables['orc']} values ('{GONE[0]}', 'in ORC', 0)")
     lake(f"alter table {tables['shared']} set tblproperties ('gc.enabled' = 'false')")
@@ -357,13 +362,18 @@ def test_what_cannot_be_purged_is_named(fixture: Lab, lake: IcebergSpark) -> Non
     done = purge(fixture, "--certify")
     assert done.code == 3, done
     reasons = {gap["table"].rpartition(".")[2]: gap["reason"] for gap in done.output["gaps"]}
-    assert reasons.keys() == {"orc", "parted"}
+    assert reasons.keys() - {"own"} == {"orc", "parted"}  # `own` says not which column has ids
     assert "it is in ORC: only Parquet is searched" in reasons["orc"]
     assert "names of directories may be ids" in reasons["parted"]
     units = {each["table"].rpartition(".")[2]: each["units"][0] for each in done.output["tables"]}
     assert units["parted"]["state"] == "DONE" and units["shared"]["state"] == "EXHAUSTED", units
     assert "GC is disabled" in units["shared"]["reason"]
+    assert units["borrower"]["state"] == "EXHAUSTED", units
+    assert f"which is data of {fixture.name}.own" in units["borrower"]["reason"]
+    assert {each.name for each in own.iterdir()} == lent, "nothing was changed"
     assert done.output["certificate"]["status"] == "remaining"
-    assert {each["object"] for each in done.output["certificate"]["holding"]} == {f"{fixture.name}.shared"}
+    assert {each["object"] for each in done.output["certificate"]["holding"]} == {
+        f"{fixture.name}.{name}" for name in ("shared", "borrower")
+    }
     gaps = {gap["table"].rpartition(".")[2] for gap in done.output["certificate"]["gaps"]}
     assert gaps >= {"orc", "parted"}

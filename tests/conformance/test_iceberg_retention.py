@@ -7,8 +7,10 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import gobblin_examples as examples
+import pyarrow.parquet as pq
 import pytest
 from command_line import Answer, command
 from iceberg_spark import IcebergSpark, with_product
@@ -66,6 +68,21 @@ def test_a_plan_names_snapshots_and_a_spark_without_iceberg_expires_none(fixture
     assert [each["what"] for each in answer.output["failed"]] == [f"{fixture.name}.t"]
     assert "spark.jars.packages" in answer.output["failed"][0]["why"]
     assert [each.snapshot_id for each in table.refresh().snapshots()] == ids
+
+
+def test_an_expiry_that_would_delete_files_of_another_table_is_refused(fixture: Lab) -> None:
+    create_or_open(str(fixture.cmroot))
+    other = Path(urlsplit(str(fixture.source.table("other", {}).location)).path)
+    pq.write_table(rows(1), other / "1.parquet")
+    table = make(fixture)
+    table.add_files([f"file://{other}/1.parquet"])
+    table.overwrite(rows(2))
+    for keeps in (1, 2):
+        answer = command(*arguments(fixture, keeps))
+        reasons = [each["why"] for each in answer.output["failed"] if each["what"] == f"{fixture.name}.t"]
+        assert (answer.code, answer.output["expired"], len(reasons)) == (3, 0, 1), answer
+        assert f"which is data of {fixture.name}.other" in reasons[0], answer
+    assert (other / "1.parquet").exists()
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ from replicator.lifecycle.purge.state import TableDone, Unit
 from replicator.lifecycle.purge.swapping import drop_column_statistics
 from replicator.lifecycle.purge.table_files import Part
 from replicator.lifecycle.purge.tables import TableWork
-from replicator.lifecycle.removal.iceberg_actions import IcebergActions, why_no_iceberg
+from replicator.lifecycle.removal.iceberg_actions import IcebergActions, shared, why_no_iceberg
 from replicator.lifecycle.removal.removal import read_holds
 from replicator.metastore.client import MetastoreReader
 
@@ -190,6 +190,8 @@ class Lake(IcebergActions):
         """Makes one attempt. Returns the unit with new counts, and why ids are left, "" if none are. Raises Spark's
         error for a conflict with another writer, and what `Finder.look` does."""
         tree, held = self._look()
+        if why := self._shared(held):
+            return unit, why
         self._note_matched(held)
         for branch in sorted(tree.refs.keys() - tree.tags):
             tree, held = self._clean(branch, tree, held)
@@ -197,6 +199,8 @@ class Lake(IcebergActions):
         expired = tree.holding(held) - set(tree.refs.values())
         unit = self._record(unit, tree, held, expired)
         if expired:
+            if why := self._shared(tree.only_in(expired)):
+                return unit, why
             self._expire(expired)
         tree, held = self._look()
         if self._remove_unnamed(unit, tree):
@@ -211,6 +215,9 @@ class Lake(IcebergActions):
     def _look(self) -> tuple[Tree, dict[str, Held]]:
         with self._work.task("search", self._onboarded):
             return self._finder.look(self._work.metastore)
+
+    def _shared(self, paths: Iterable[str]) -> str:
+        return shared(self._work.remover.live, self._onboarded.name, paths)
 
     def _left(self, tree: Tree, held: Mapping[str, Held]) -> str:
         tags = {tree.refs[name] for name in tree.tags}

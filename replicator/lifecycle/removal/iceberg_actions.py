@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from cmroot.store.place import normal, parent
 from replicator.core.text import quoted_name
+from replicator.lifecycle.removal.live import LiveLocations
 
 CATALOG = "replicator_iceberg"
 """The catalog of a run's own, in the session: Iceberg's on the session's metastore, whatever catalogs the user has."""
@@ -28,6 +30,15 @@ def why_no_iceberg(session: Any) -> str:
     return ""
 
 
+def shared(live: LiveLocations, name: str, paths: Iterable[str]) -> str:
+    """Returns why files may not be deleted with the snapshots of a table that name them: they are in the data of
+    another table, as `add_files` leaves them; "" if none is. name: "db.table"."""
+    for directory in dict.fromkeys(parent(normal(path)) for path in paths):
+        if (found := live.blocking(directory, object=name)) is not None:
+            return f"an expiry would delete files in {directory}, which is data of {found}"
+    return ""
+
+
 class IcebergActions:
     """The actions on one table. All raise Spark's errors, also for a conflict with another writer."""
 
@@ -36,7 +47,7 @@ class IcebergActions:
         self._session, self._table_name = session, (CATALOG, db, table)
 
     def expire(self, snapshots: Iterable[int]) -> None:
-        """Expires these snapshots and no others, and deletes the files that only they name, for good."""
+        """Expires these snapshots and no others, and deletes the files that only they name, for good: see `shared`."""
         action = self._actions().expireSnapshots(self._loaded()).expireOlderThan(0)  # none because of its age
         for each in sorted(snapshots):
             action = action.expireSnapshotId(each)

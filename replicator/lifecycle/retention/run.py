@@ -221,7 +221,7 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
     def planned(self) -> Iterator[None]:
         """Plans and checks everything before anything is removed, so that a limit refuses the run as a whole."""
         dropper = Dropper(self.metastore, self.root.place, self.remover.audit) if self.metastore else None
-        about = self.runtime.engines, self.remover.audit, self.remover.check
+        about = self.live, self.runtime.engines, self.remover.audit, self.remover.check
         expirer = Expirer(self.metastore, *about) if self.metastore else None
         self._beginnings = Beginnings(Place(self.root.place) / DIRECTORY)
         self._dates = self._beginnings.dates()
