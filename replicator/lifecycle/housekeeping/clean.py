@@ -35,7 +35,7 @@ from replicator.lifecycle.housekeeping.store import (
     ItemStore,
 )
 from replicator.lifecycle.removal.job import Removals, Remover, measured
-from replicator.lifecycle.removal.partition_locks import IN_USE, Part, PartitionLocks, locked
+from replicator.lifecycle.removal.partition_locks import Part, PartitionLocks, locked
 from replicator.metastore.client import Metastore, MetastoreReader
 
 # ---- housekept -------------------------------------------------------------------------------------------------------
@@ -167,8 +167,9 @@ class Cleaning:
 
     def _remove(self, going: Sequence[Going], begun: Sequence[Item], locks: PartitionLocks, now: int) -> None:
         """Drops and removes. begun: the items of `going`, as begun."""
-        used = {each.item.id: each.removal for each in going if each.drops and _part(each) in locks.used}
-        self.remover.audit.refused([Refusal(removal, IN_USE) for removal in used.values()])
+        waiting = [each for each in going if each.drops and _part(each) in locks.unlocked]
+        used = {each.item.id: locks.unlocked[_part(each)] for each in waiting}
+        self.remover.audit.refused([Refusal(each.removal, used[each.item.id]) for each in waiting])
         failed = self._drop([each for each in going if each.item.id not in used], locks)
         wanted: dict[Removal, list[Item]] = defaultdict(list)
         for each, one in zip(going, begun, strict=True):
@@ -178,7 +179,7 @@ class Cleaning:
         removed = self.remover.remove(wanted)
         ended = self.metastore.current_event_id() if removed.removals else 0
         outcomes = [self._failed(one, failed[one.id], now) for one in begun if one.id in failed]
-        outcomes += [self._refused(one, IN_USE, now) for one in begun if one.id in used]
+        outcomes += [self._refused(one, used[one.id], now) for one in begun if one.id in used]
         for removal in removed.removals:
             said = (
                 f"{count_text(removal.files, 'file')}, {count_text(removal.bytes, 'byte')}"

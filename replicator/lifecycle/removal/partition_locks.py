@@ -22,22 +22,28 @@ Part = tuple[str, str, str]
 
 
 class PartitionLocks:
-    """The locks of one removal. used: the parts that are in use, and not locked."""
+    """The locks of one removal. unlocked: the parts that could not be locked, and why."""
 
     def __init__(self, metastore: Metastore, stack: ExitStack) -> None:
         self._metastore, self._stack, self._locks = metastore, stack, list[int]()
-        self.used: set[Part] = set()
+        self.unlocked: dict[Part, str] = {}
 
     def take(self, parts: Collection[Part]) -> None:
         """Locks parts of one table without waiting: together, or, if one of them is in use, by halves."""
         some = list(parts)
         db, table, _ = some[0]
-        lock = self._metastore.lock_parts(db, table, [partition for _, _, partition in some])
+        try:
+            lock = self._metastore.lock_parts(db, table, [partition for _, _, partition in some])
+        except MetastoreError as error:
+            if error.transient:
+                raise
+            self.unlocked |= dict.fromkeys(some, f"its metastore gives no lock: {error.message}")
+            return
         if lock is not None:
             self._stack.callback(self._metastore.unlock, lock)
             self._locks.append(lock)
         elif len(some) == 1:
-            self.used.add(some[0])
+            self.unlocked[some[0]] = IN_USE
         else:
             self.take(some[: len(some) // 2])
             self.take(some[len(some) // 2 :])

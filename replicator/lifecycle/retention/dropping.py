@@ -20,7 +20,7 @@ from cmroot.store.place import Place, located, normal
 from replicator.core.audit import AuditLog
 from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
-from replicator.lifecycle.removal.partition_locks import IN_USE, Part, PartitionLocks, locked
+from replicator.lifecycle.removal.partition_locks import Part, PartitionLocks, locked
 from replicator.lifecycle.retention.plan import PlannedItem
 from replicator.metastore.client import Metastore
 
@@ -148,11 +148,11 @@ def part_of(item: PlannedItem) -> Part:
 def parted(
     items: Iterable[PlannedItem], locks: PartitionLocks
 ) -> tuple[list[PlannedItem], list[tuple[PlannedItem, str]]]:
-    """Returns the items that may be dropped, and those that are in use, with the reason."""
+    """Returns the items that may be dropped, and those that could not be locked, with the reason."""
     free, used = list[PlannedItem](), list[tuple[PlannedItem, str]]()
     for item in items:
-        if part_of(item) in locks.used:
-            used.append((item, IN_USE))
+        if why := locks.unlocked.get(part_of(item)):
+            used.append((item, why))
         else:
             free.append(item)
     return free, used
