@@ -106,7 +106,7 @@ def split_authority(place: str) -> tuple[str, str]:
     return "", place
 
 
-def is_whole(text: str) -> bool:
+def is_absolute(text: str) -> bool:
     """Returns True for an absolute path or a URL of a directory, without `.` and `..`."""
     with contextlib.suppress(UnknownPlace):
         names = split_authority(normal(text))[1].split("/")

@@ -20,7 +20,7 @@ from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
 from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
-from cmroot.store.spelling import is_whole
+from cmroot.store.spelling import is_absolute
 from replicator.captures.contents import Contents, Keepers
 from replicator.captures.elsewhere import OutsideFiles, list_named
 from replicator.captures.inventory import DataObject
@@ -105,7 +105,7 @@ class CaptureSettings:
     def __post_init__(self) -> None:
         if self.scan_time is not None and not self.scan:
             raise UsageError("--scan-time limits the scan, and --no-scan skips it", hint="give only one of them")
-        if wrong := next((each for each in self.outside if not is_whole(each)), None):
+        if wrong := next((each for each in self.outside if not is_absolute(each)), None):
             raise UsageError(f"--iceberg-outside {wrong}: not an absolute path or a URL without `..`")
 
 

@@ -223,12 +223,12 @@ def _content_changes(source: MetastoreReader, known: Manifest, contents: _Conten
         return
     first, rest = contents.partitions or (), contents.rest
     if not plan.is_recreated:
-        is_whole = contents.partitions is not None
-        names = _names(table, first) if is_whole else source.partition_names(table.db, table.name)
+        is_absolute = contents.partitions is not None
+        names = _names(table, first) if is_absolute else source.partition_names(table.db, table.name)
         yield from scope.dropped_partitions(
             table, sorted(set(known.partition_names(table.db, table.name)).difference(names))
         )
-        rest = rest if is_whole else source.partitions(table.db, table.name, names)
+        rest = rest if is_absolute else source.partitions(table.db, table.name, names)
     yield from _batch_changes(known, plan, first, contents.partition_statistics, known_statistics)
     for batch in rest:
         yield from _batch_changes(known, plan, batch, _statistics(source, plan, batch), known_statistics)

@@ -219,7 +219,7 @@ def _without(fields: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 # ---- alike -----------------------------------------------------------------------------------------------------------
-# Proof by texts that a partition equals what a load creates from the source's. Most partitions can be proved so, at a
+# Proof by text comparison that a partition equals the one that a load creates. It covers most partitions, at a
 # tenth of the cost of creating the replica's object and comparing it. Pure.
 
 

@@ -28,7 +28,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from cmroot.store.spelling import is_whole
+from cmroot.store.spelling import is_absolute
 from replicator.core.text import parse_duration
 from replicator.errors import ConfigError, SparkMissing, UsageError
 
@@ -195,7 +195,7 @@ def checked(config: MetastoreConfig | str, name: str = "") -> MetastoreConfig:
             raise ConfigError(f"{begin}{key}: {error}") from None
         if not fits:
             raise ConfigError(f"{begin}{key}: must be greater than zero", hint="write a duration such as 20s")
-    if wrong := next((each for each in config.iceberg_outside if not is_whole(each)), None):
+    if wrong := next((each for each in config.iceberg_outside if not is_absolute(each)), None):
         raise ConfigError(f"{begin}iceberg_outside: {wrong!r} is not an absolute path or a URL without `..`")
     _check_secrets(config, begin)
     for key, (other, values) in _ONLY_WITH.items():

@@ -70,7 +70,7 @@ class Seen:
         self._target, self._written, self._last = target, written, 0
 
     def fault(self) -> str:
-        """Reads the replica once; what is wrong with it. Raises AssertionError with Spark's answer."""
+        """Reads the replica once. Returns what is wrong with it. Raises AssertionError with Spark's answer."""
         found = rows(self._target, f"c.{self._written.name}")
         known = self._written.states
         later = next((at for at in range(self._last, len(known)) if known[at] == found), None)

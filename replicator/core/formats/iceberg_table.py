@@ -29,7 +29,7 @@ from replicator.core.formats.interface import (
     Captured,
     Compared,
     Loading,
-    Outside,
+    OutsideEntries,
     Removals,
     Signs,
     TableFile,
@@ -255,7 +255,7 @@ def in_catalog(text: str, databases: Mapping[str, str]) -> str:
     return f"names {found[2]} in the catalog {found[1]}"
 
 
-def _no_view(path: str, location: str, stream: BinaryIO, outside: Outside) -> str:
+def _no_view(path: str, location: str, stream: BinaryIO, outside: OutsideEntries) -> str:
     try:
         data = stream.read()
         iceberg.translated_view(path, data, *[lambda text: text] * 3)
@@ -264,7 +264,7 @@ def _no_view(path: str, location: str, stream: BinaryIO, outside: Outside) -> st
         return error.message
 
 
-def _not_translatable(path: str, location: str, stream: BinaryIO, outside: Outside) -> str:
+def _not_translatable(path: str, location: str, stream: BinaryIO, outside: OutsideEntries) -> str:
     try:
         data, is_metadata = stream.read(), iceberg.is_metadata(path)
         if is_metadata:

@@ -59,9 +59,9 @@ class Signs:
 
 
 Translation = Callable[[str], str]
-Outside = list[tuple[str, str]]
+OutsideEntries = list[tuple[str, str]]
 """Receives the entries of files outside of a table's location (see `outside`)."""
-Examine = Callable[[str, str, BinaryIO, Outside], str]
+Examine = Callable[[str, str, BinaryIO, OutsideEntries], str]
 """Returns why a table with this file has no exact copy, "" if nothing is wrong. Gets the file's path in its table, the
 table's location, and the file's bytes; adds the files outside that it names."""
 
@@ -147,7 +147,7 @@ class Loading(Moving, Protocol):
         """Returns the bytes that the source has had; None if they are not available anywhere."""
 
     def head(self, file: TableFile, read: Callable[[BinaryIO], bool]) -> bool:
-        """Returns the answer of `read` about the first available copy of the bytes; False if there is none."""
+        """Applies `read` to the first available copy of the bytes; returns False if there is none."""
 
     def place(self, file: TableFile, content: bytes | None = None) -> bool:
         """Publishes a file, with other bytes than the source's if `content` is given. Returns False if its bytes are
