@@ -144,6 +144,13 @@ def _of_entry(file: Mapping[str, Any]) -> Reference:
     return Reference(kind, file["file_path"], file["file_size_in_bytes"], form, file.get("key_metadata") is not None)
 
 
+def earlier(path: str, data: bytes) -> list[str]:
+    """Returns the earlier metadata files that a metadata file names: readers of the table need none of them."""
+    found = read_metadata(path, data)
+    with _understood(path):
+        return [str(each["metadata-file"]) for each in found.get("metadata-log") or ()]
+
+
 def locations_of(path: str, data: bytes, keys: Sequence[str] = _OF_TABLES) -> list[str]:
     """Returns the locations to which a table's writers write, according to some keys of a metadata file."""
     found = read_metadata(path, data)

@@ -215,6 +215,15 @@ def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]
     return files, below, unnamed
 
 
+def directory_state(location: str, relative: str) -> DirectoryState:
+    """Returns the state of a local directory, for a caller that has read what it needs of it before."""
+    listed_ns = time.time_ns()
+    path = local_path(location) + (f"/{relative}" if relative else "")
+    with naming(path):
+        status = os.stat(path)
+    return DirectoryState(relative, status.st_mtime_ns, listed_ns, f"{status.st_ino}:{status.st_ctime_ns}")
+
+
 def file_state(place: str) -> FileState:
     """Returns the state of a file of any store as in a listing, by its name. Raises FileNotFoundError if missing."""
     if is_local(place):

@@ -24,7 +24,7 @@ from cmroot.store.spelling import is_absolute
 from replicator.captures.contents import Contents, Keepers
 from replicator.captures.elsewhere import OutsideFiles, list_named
 from replicator.captures.inventory import DataObject
-from replicator.captures.left_out import examine_log, left_out, transactional
+from replicator.captures.left_out import left_out, transactional
 from replicator.captures.manifest import (
     Manifest,
     children_now,
@@ -190,11 +190,8 @@ class _Run:
             is_external=lambda db, name: (table := manifest.table(db, name)) is not None and table.kind == EXTERNAL,
         )
         self._contents = Contents(self._log, root.place, runtime, keepers)
-        allowed, examine = (
-            (*source.outside_directories(), *options.outside),
-            partial(examine_log, manifest, root.place),
-        )
-        self._outside = OutsideFiles(self._log, self._contents, runtime, allowed, examine)
+        allowed = (*source.outside_directories(), *options.outside)
+        self._outside = OutsideFiles(self._log, self._contents, runtime, allowed)
         self._transactions = Transactions(source, self._log)
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()

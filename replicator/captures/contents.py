@@ -28,6 +28,7 @@ from replicator.captures.object_listing import (
     uncaptured_files,
 )
 from replicator.captures.recording import Recording, not_known
+from replicator.captures.trees import Trees
 from replicator.captures.unlistable import (
     Empty,
     Key,
@@ -42,6 +43,7 @@ from replicator.captures.unlistable import (
 from replicator.core.named_files import ON_NODES
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
+from replicator.core.text import count_text
 from replicator.errors import UsageError
 from replicator.metastore.events.facts import followed
 from replicator.metastore.events.notification_log import NamedFile
@@ -66,7 +68,7 @@ class Contents:
         self._states: Mapping[tuple[str, str], State] = {}
         self._open: dict[tuple[int, int], frozenset[str]] = {}
         self.unclear: dict[DataObject, frozenset[str]] = {}
-        self.changed = set[int]()  # ids of tables with rows
+        self.trees = Trees(log, root, runtime, self.record)
 
     # ---- files named by events --------------------------------------------------------------------------------------
 
@@ -109,11 +111,22 @@ class Contents:
         reason; they remain unlisted, as do `unclear` ones: transactional ones whose write ids are too old. states:
         write ids of transactional tables."""
         self._states, self.unclear = states, {}
-        count = self._log.manifest.unlisted_count()
-        if not count:
+        if not self._log.manifest.unlisted_count():
             return []
         missing: list[tuple[DataObject, str]] = []
         taken = under_way(self._root)
+        again = self.trees.walk(partial(self._grouped, missing), missing)
+        if count := self._log.manifest.unlisted_count():
+            self._list(count, missing)
+        self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj, _ in missing])
+        self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj in (*self.unclear, *again)])
+        self._named.clear()
+        if missing:  # files that a gateway moved are not lost: either their event follows, or they are moved back
+            taken |= under_way(self._root)
+        return [(obj, why) for obj, why in missing if why and (obj.db, obj.table) not in taken]
+
+    def _list(self, count: int, missing: list[tuple[DataObject, str]]) -> None:
+        """Lists the unlisted objects, `count` of them."""
         engine = self._runtime.engines.for_work(count)
         with self._runtime.progress.task("list and keep files", total=count) as advance:
             postponed = True
@@ -128,12 +141,6 @@ class Contents:
                         postponed = True
                         self._list_batch = max(1, len(listed.objects))
                         self._log.manifest.unlist([(each.table_id, each.partition_id) for each in listed.postponed])
-        self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj, _ in missing])
-        self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj in self.unclear])
-        self._named.clear()
-        if missing:  # files that a gateway moved are not lost: either their event follows, or they are moved back
-            taken |= under_way(self._root)
-        return [(obj, why) for obj, why in missing if why and (obj.db, obj.table) not in taken]
 
     def found_missing(
         self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key], refused: Sequence[Uncaptured]
@@ -187,18 +194,23 @@ class Contents:
                 f"{name} was not declared empty: its directory exists, and its files are those in it"
             )
 
-    def _list_tasks(self, missing: list[tuple[DataObject, str]]) -> Iterator[ListTask]:
-        """Yields listing tasks; objects that cannot be listed at all are appended to `missing`."""
+    def _grouped(
+        self, missing: list[tuple[DataObject, str]], objects: Sequence[DataObject]
+    ) -> Iterable[tuple[Keeper, Sequence[DataObject]]]:
+        """Groups objects by their keeper; those that cannot be read at all are appended to `missing`."""
 
         def failed(obj: DataObject, error: OSError) -> None:
             missing.append((obj, f"its directory cannot be accessed: {error}"))
 
+        foreign = self._log.on_nodes((obj.db, obj.location) for obj in objects)
+        missing += [(obj, ON_NODES) for obj in objects if (obj.db, obj.location) in foreign]
+        return self.keepers.grouped([obj for obj in objects if (obj.db, obj.location) not in foreign], failed)
+
+    def _list_tasks(self, missing: list[tuple[DataObject, str]]) -> Iterator[ListTask]:
+        """Yields listing tasks; objects that cannot be listed at all are appended to `missing`."""
         for objects in self._log.manifest.unlisted(LIST_BATCH):
             self._log.manifest.mark_listed(objects)
-            foreign = self._log.on_nodes((obj.db, obj.location) for obj in objects)
-            missing += [(obj, ON_NODES) for obj in objects if (obj.db, obj.location) in foreign]
-            here = [obj for obj in objects if (obj.db, obj.location) not in foreign]
-            for keeper, group in self.keepers.grouped(here, failed):
+            for keeper, group in self._grouped(missing, objects):
                 theirs = sorted(group, key=lambda obj: obj.location)  # stores list in this order
                 start = 0
                 while some := theirs[start : start + self._list_batch]:
@@ -221,6 +233,9 @@ class Contents:
         """Reports the files that are not captured because of their names, including those of earlier captures."""
         remember(self._log.manifest, self._unnamed)
         self._log.report.not_replicated += remembered(self._log.manifest)
+        for name, (count, place) in self.trees.lacking.items():
+            what = f"{count_text(count, 'file')} that its metadata names {'does' if count == 1 else 'do'} not exist"
+            self._log.report.warnings.append(f"{name}: {what}, such as {place}")
 
     def _record_listing(self, listed: Listed) -> None:
         for index, obj in enumerate(listed.objects):
@@ -230,7 +245,7 @@ class Contents:
                 table = f"{obj.db}.{obj.table}"
                 found = NotReplicated(table, beside_others(mixed), obj.partition) if mixed else None
                 self._unnamed[key] = not_text(obj, names) if names else found
-        self.changed.update(listed.objects[owner].table_id for owner in set(listed.owners))
+        self.trees.changed.update(listed.objects[owner].table_id for owner in set(listed.owners))
         self._log.manifest.set_directories(listed.objects, listed.directories)
         self._log.manifest.set_identities(listed.objects, listed.same)
         self._log.report.files += listed.files_hashed

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
-from cmroot.errors import FormatError, NotWritable, StorageUnreachable, UnknownPlace
+from cmroot.errors import NotWritable, StorageUnreachable, UnknownPlace
 from cmroot.keep.content import Kept
 from cmroot.keep.keepers import CopyKeeper, Keeper
 from cmroot.log.captured import FILES
@@ -22,7 +22,7 @@ from cmroot.store.listing import file_state, full_identity
 from cmroot.store.place import is_local, is_within, join, located, relative, resolved, split_authority
 from replicator.captures.apply import HAS_OUTSIDE
 from replicator.captures.contents import Contents
-from replicator.captures.inventory import FILE, DataObject, KnownFile
+from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.captures.object_listing import NOTHING, REQUESTS, Rows
 from replicator.captures.recording import Recording
@@ -150,10 +150,8 @@ def _entry(db: str, directory: str, path: str, kept: Kept | None, position: int)
 # before remain while a manifest names them. The files of a table that cannot be recorded are noted with the reason, and
 # looked for again in the next capture; the table is left out if its present snapshots need one of them.
 
-TABLE_FILES = f"""SELECT {FILE} FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0
-  WHERE t.db = ? AND t.name = ?"""
 _NAMED = """ FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?
-  JOIN outside o ON o.location = t.location AND o.checksum = f.checksum"""
+  JOIN tree o ON o.location = t.location AND o.checksum = f.checksum AND o.store > ''"""
 _RECORDED = """SELECT s.location, f.path FROM files f JOIN stores s ON s.id = -f.partition_id WHERE f.table_id = ?
   AND f.partition_id < 0"""
 _LACKING = f"""{_NAMED} LEFT JOIN stores s ON s.location = o.store
@@ -219,18 +217,10 @@ def _kept(task: OutsideTask, path: str) -> Kept | str:
 
 class OutsideFiles:
     """The data and delete files outside of the locations of Iceberg tables, in one capture. directories: those that the
-    operator lists; examine: reads the files of a table's tree that were not read yet."""
+    operator lists."""
 
-    def __init__(
-        self,
-        log: Recording,
-        contents: Contents,
-        runtime: Runtime,
-        directories: Sequence[str],
-        examine: Callable[[str, str], None],
-    ) -> None:
-        self._log, self._contents, self._runtime = log, contents, runtime
-        self._directories, self._examine = directories, examine
+    def __init__(self, log: Recording, contents: Contents, runtime: Runtime, directories: Sequence[str]) -> None:
+        self._log, self._contents, self._runtime, self._directories = log, contents, runtime, directories
 
     def look(self) -> None:
         """Records the files that trees name for the first time, and removes those that none names any more: of the
@@ -241,11 +231,10 @@ class OutsideFiles:
         )
         noted = {}
         for table_id, db, name in manifest.select(query):
-            if waiting is None or table_id in waiting or table_id in self._contents.changed:
-                self._examine(db, name)
-                if (failed := self._table(table_id, db, name)) is not None:
-                    noted[table_id] = failed
-        self._contents.changed.clear()
+            is_due = waiting is None or table_id in waiting or table_id in self._contents.trees.changed
+            if is_due and (failed := self._table(table_id, db, name)) is not None:
+                noted[table_id] = failed
+        self._contents.trees.changed.clear()
         if noted != waiting:
             manifest.remember(_KEY, msgspec.json.encode(noted).decode())
 
@@ -305,19 +294,13 @@ def _noted(manifest: Manifest) -> dict[int, dict[str, str]] | None:
     return msgspec.json.decode(said, type=dict[int, dict[str, str]]) if said else None
 
 
-def why_outside_lacks(manifest: Manifest, db: str, name: str, reached: Callable[[], set[str] | None]) -> str:
-    """Returns why an Iceberg table is left out because of files outside of its location; empty if it is not. reached:
-    returns the manifests that its metadata file leads to, by their paths; None: unknown."""
+def why_outside_lacks(manifest: Manifest, db: str, name: str) -> str:
+    """Returns why an Iceberg table is left out because of files outside of its location; empty if it is not."""
     obj, noted = manifest.object(db, name, ""), _noted(manifest)
-    if obj is None or (noted is not None and obj.table_id not in noted):
-        return _colliding(manifest, obj.table_id) if obj else ""
-    lacking = manifest.select(f"SELECT o.store, o.path, f.path{_LACKING}", *_TREE, obj.table_id, False)
-    try:
-        manifests = reached() if lacking else None
-    except (FormatError, UnknownPlace):  # reported as a problem of the tree
-        manifests = None
-    for store, path, manifest_path in lacking:
-        if manifests is None or manifest_path in manifests:  # others are of expired snapshots, or failed commits
+    if obj is None:
+        return ""
+    if noted is None or obj.table_id in noted:
+        for store, path in manifest.select(f"SELECT o.store, o.path{_LACKING} LIMIT 1", *_TREE, obj.table_id, False):
             place = join(store, path)
             why = (noted or {}).get(obj.table_id, {}).get(place, NOT_LISTED)
             return f"its file {place} is outside of its location, {why}"

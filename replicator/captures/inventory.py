@@ -156,6 +156,10 @@ class Inventory:
         """Returns the rows of a query of another module of this package."""
         return self._db.execute(query, about).fetchall()
 
+    def change(self, statement: str, *rows: Sequence[object]) -> int:
+        """Executes a statement of another module of this package for each row. Returns the number of changes."""
+        return self._db.executemany(statement, rows).rowcount
+
     def tables_named(self, names: Iterable[tuple[str, str]]) -> Iterator[ListedTable]:
         """Yields those of some tables (database, name) that exist, in the given order."""
         for db, name in names:
@@ -206,23 +210,6 @@ class Inventory:
             (db,),
         )
         return dict(rows.fetchall())
-
-    def log_files(self, db: str, name: str, directory: str, own: str = "") -> list[tuple[str, KnownFile, str | None]]:
-        """Returns (path, state, problem; None: unknown) of a table's files that may have a problem, and of `own`."""
-        rows = self._db.execute(
-            f"SELECT {FILE}, l.problem"
-            " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?"
-            " LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = t.location"
-            " WHERE t.db = ? AND t.name = ? AND (l.problem IS NULL OR l.problem <> '' OR f.path = ?)",
-            (f"{directory}/", f"{directory}0", db, name, own),
-        )
-        return [(row[0], KnownFile(*row[:7]), row[7]) for row in rows.fetchall()]
-
-    def remember_log_file(self, checksum: str, location: str, problem: str, outside: Iterable[tuple[str, str]]) -> None:
-        """outside: entries (location, path) of the files outside of the table's location that the file names."""
-        self._db.execute("INSERT OR REPLACE INTO log_files VALUES (?, ?, ?)", (checksum, location, problem))
-        rows = ((location, checksum, *each) for each in outside)
-        self._db.executemany("INSERT OR IGNORE INTO outside VALUES (?, ?, ?, ?)", rows)
 
     def partition_count(self, db: str, name: str) -> int:
         query = "SELECT count(*) FROM partitions WHERE table_id = ?"

@@ -5,20 +5,18 @@ The manifest determines most of them. The formats decide; files of a log are rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
 
-from cmroot.keep.content import locate
-from cmroot.keep.versions import open_version
-from cmroot.store.place import Place, join, located, name_of, relative
-from replicator.captures.elsewhere import TABLE_FILES, why_outside_lacks
+from cmroot.store.place import join, name_of, relative
+from replicator.captures.elsewhere import why_outside_lacks
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.core.formats import FORMATS, format_of
-from replicator.core.formats.interface import Examine
+from replicator.captures.trees import log_files, openings, remember_log_file
+from replicator.core.formats import FORMATS
+from replicator.core.formats.interface import Examine, NamedFiles
 from replicator.core.model import Table
 from replicator.core.named_files import NAMED, resource_file
 from replicator.core.not_replicated import NotReplicated
@@ -37,13 +35,6 @@ def left_out(
                 if reason := next(FORMATS[format].problems(known), ""):
                     found[f"{db}.{name}"] = reason
     return found
-
-
-def examine_log(manifest: Manifest, root: str, db: str, name: str) -> None:
-    """Examines the files of a table's log that were not examined yet."""
-    if (table := manifest.table(db, name)) is not None:
-        for _ in format_of(table).log_problems(KnownTable(manifest, root, table)):
-            pass
 
 
 def transactional(
@@ -81,22 +72,11 @@ class KnownTable:
         return self.manifest.write_ids(self.table.db, self.table.name) is not None
 
     def files(self, directory: str, own: str = "") -> Mapping[str, Callable[[Examine], str]]:
-        found = self.manifest.log_files(self.table.db, self.table.name, directory, own)
+        found = log_files(self.manifest, self.table.db, self.table.name, directory, own)
         return {path: partial(self._problem, path, file, known) for path, file, known in found}
 
-    def read(self, path: str) -> bytes | None:
-        """Returns the bytes of a captured file of the table; None if they are gone."""
-        query = f"{TABLE_FILES} AND f.path = ?"
-        for row in self.manifest.select(query, self.table.db, self.table.name, path):
-            file = KnownFile(*row)
-            place = join(self.table.location or "", path)
-            for open_file in _openings(place, file, self.root) if file.checksum is not None else ():
-                with suppress(FileNotFoundError), open_file() as stream:
-                    return stream.read()
-        return None
-
-    def outside_problem(self, reached: Callable[[], set[str] | None]) -> str:
-        return why_outside_lacks(self.manifest, self.table.db, self.table.name, reached)
+    def outside_problem(self) -> str:
+        return why_outside_lacks(self.manifest, self.table.db, self.table.name)
 
     def named_file(self, place: str, examine: Examine) -> str:
         location = self.table.location or ""
@@ -113,19 +93,10 @@ class KnownTable:
         if known is not None or file.checksum is None:
             return known or ""
         location = self.table.location or ""
-        for open_file in _openings(join(location, path), file, self.root):
+        for open_file in openings(join(location, path), file, self.root):
             with suppress(FileNotFoundError), open_file() as stream:
-                outside = list[tuple[str, str]]()
-                found = examine(path, location, stream, outside)
-                self.manifest.remember_log_file(file.checksum, location, found, outside)
+                named: NamedFiles = []
+                found = examine(path, location, stream, named)
+                remember_log_file(self.manifest, file.checksum, location, found, named)
                 return found
         return ""
-
-
-def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], BinaryIO]]:
-    assert file.checksum is not None and file.size is not None
-    kept = locate(root, file.checksum, file.size)
-    yield lambda: Place(kept).open_read()
-    yield lambda: located(place).open_read()
-    if version := file.version:
-        yield lambda: open_version(place, version, file.size)

@@ -52,9 +52,8 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
 # Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in a format
-# other than Hive's, why files of a table's log (by checksum and the table's location) make a copy of the table no copy,
-# the files outside of that location that they name, and the files that properties of a table or its partitions name,
-# with the position that named each first. Constraints are not derived: captures read them from the metastore if the
+# other than Hive's, what `trees` knows, and the files that properties of a table or its partitions name, with the
+# position that named each first. Constraints are not derived: captures read them from the metastore if the
 # manifest does not record that they are known. Grants are of a table by its id, of a database by its name.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
@@ -68,7 +67,8 @@ CREATE TABLE IF NOT EXISTS parents (table_id INTEGER, db TEXT, name TEXT, PRIMAR
 CREATE TABLE IF NOT EXISTS grants (table_id INTEGER, db, partition, body, PRIMARY KEY (table_id, db, partition));
 CREATE TABLE IF NOT EXISTS roles (db TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stores (id INTEGER PRIMARY KEY, location TEXT UNIQUE);
-CREATE TABLE IF NOT EXISTS outside (location, checksum, store, path, PRIMARY KEY (location, checksum, store, path));
+CREATE TABLE IF NOT EXISTS tree (location, checksum, store, path, leads, PRIMARY KEY (location, checksum, store, path));
+CREATE TABLE IF NOT EXISTS walks (table_id INTEGER PRIMARY KEY, top, keeper, state);
 """
 
 

@@ -226,12 +226,15 @@ def _kept(keeper: Keeper, place: str) -> Kept | None:
 
 
 def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
-    """Returns True if a file need not be read: size, times and identity are as recorded, and it is retained as
-    required. A null version is safe only while its bucket has versioning; native retention is less safe than any other
-    keeper. A snapshot is safe only while there are later ones."""
+    """Returns True if a file need not be read: size, times and identity are as recorded, and it is retained."""
+    return is_kept_by(before, keeper) and now.is_recorded(before.size, before.mtime_ns, before.identity)
+
+
+def is_kept_by(before: KnownFile, keeper: Keeper) -> bool:
+    """Returns True if a file is retained as required. A null version is safe only while its bucket has versioning;
+    native retention is less safe than any other keeper. A snapshot is safe only while there are later ones."""
     return (
         before.checksum is not None
-        and now.is_recorded(before.size, before.mtime_ns, before.identity)
         and (before.kept or keeper.name == "none")
         and (before.version != NULL or keeper.name in ("version", "none"))
         and (not is_native(before.version) or keeper.name in ("native", "none"))

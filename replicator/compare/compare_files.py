@@ -49,10 +49,11 @@ class FilePair:
     """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
     far as the metastore knows. `homes`: further locations that its files may name, as for `homes_of`. `root`: the
     directory of a partitioned table, of which only files that no partition has are compared. `format`: the name of the
-    format as which it is compared; `pointer`: the target's metadata file to which the metastore leads readers. Of a
-    transactional table: `state`: the source's write ids, whose files are compared; `renamed`: paths on the source that
-    differ from those on the replica. `outside`: places of the source's files outside of its location, by their paths on
-    the replica."""
+    format as which it is compared; `pointer`: the target's metadata file to which the metastore
+    leads readers. `tree`: the name of the source's format, whose tree captures follow; `source_pointer`: the source's
+    metadata file. Of a transactional table: `state`: the source's write ids, whose files are compared; `renamed`: paths
+    on the source that differ from those on the replica. `outside`: places of the source's files outside of its
+    location, by their paths on the replica."""
 
     name: str
     source: str
@@ -61,6 +62,8 @@ class FilePair:
     homes: Sequence[tuple[str | None, str | None]] = ()
     root: bool = False
     pointer: str = ""
+    tree: str = PLAIN.name
+    source_pointer: str = ""
     state: State | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     format: str = PLAIN.name
@@ -123,6 +126,11 @@ def _compare(
     source, target = _files(here), _files(there)
     indexes = dict.fromkeys(path for path in source if may_name_places(path) and _is_index(path, source, target))
     format = FORMATS[pair.format]
+    if (named := FORMATS[pair.tree].tree_paths(_Both(pair, report))) is not None:
+        unlisted = [path for path in named if path not in source]  # hidden names, too, which no listing has
+        found = {path: source[path] for path in named if path in source}
+        source = found | _states({path: join(pair.source, path) for path in unlisted})
+        target |= _states({path: join(pair.target, path) for path in unlisted if path not in target})
     sizes = {path: state.size for path, state in target.items()} if format.reads_log else {}
     if format.has_outside:
         outside = format.outside(source, _Both(pair, report, sizes))
@@ -278,6 +286,10 @@ class _Both:
     @property
     def pointer(self) -> str:
         return self.pair.pointer
+
+    @property
+    def source_pointer(self) -> str:
+        return self.pair.source_pointer
 
     def both(self, path: str) -> tuple[str, str]:
         return self.pair.both(path)

@@ -290,7 +290,9 @@ class MetadataComparison:
             format = format_of(source) if self._comparison.formats == SUPPORTED else PLAIN
             size, named, pointer = recorded_size(source.parameters), of_databases(placement), format.pointer(target)
             format = format if pointer or not format.translates else PLAIN
+            tree = format_of(source)
             pair = FilePair(name, source.location, target.location, size, named, pointer=pointer, format=format.name)
+            pair = replace(pair, tree=tree.name, source_pointer=tree.pointer(source))
             yield from self._files(homes, pair)
 
     def _files(self, homes: Homes, pair: FilePair) -> Iterator[FilePair]:

@@ -193,21 +193,20 @@ def test_a_damaged_tree_is_named_and_its_replica_stays(
     assert shown(replica(fixture)) == [1]
 
 
-def test_odd_files_of_a_table_are_named_and_stop_no_other_table(fixture: Lab) -> None:
-    """Well-formed Avro that is no manifest, and a file of deletes that cannot be read."""
-    make(fixture, "other").append(rows(1))
+@pytest.mark.parametrize("name", ["data/x.puffin", "metadata/x.avro", "metadata/99999-x.metadata.json", "data/.x"])
+def test_files_that_no_commit_names_are_not_replicated(fixture: Lab, name: str) -> None:
+    """Such as those of failed commits. Two of them are well formed, and could not be translated."""
     make(fixture).append(rows(1))
-    (fixture.source.home / "t/data/x.puffin").write_bytes(b"PFA1" + bytes(20) + b"PFA1")
-    assert fixture.dump().code == 0
-    loaded = fixture.load()
-    ((name, reason),) = named(loaded)
-    assert (loaded.code, name) == (3, "t") and "x.puffin" in reason
-    assert (shown(replica(fixture)), shown(replica(fixture, "other"))) == ([1], [1])
-    with (fixture.source.home / "t/metadata/x.avro").open("wb") as file:
-        schema = {"type": "record", "name": "r", "fields": [{"name": "data_file", "type": "string"}]}
-        fastavro.writer(file, schema, [{"data_file": "text"}])
-    dumped = fixture.dump(since=fixture.last)
-    assert dumped.code == 3 and any("specification" in reason for _, reason in named(dumped)), dumped
+    file = fixture.source.home / "t" / name
+    with file.open("wb") as stream:
+        if name.endswith(".avro"):
+            schema = {"type": "record", "name": "r", "fields": [{"name": "data_file", "type": "string"}]}
+            fastavro.writer(stream, schema, [{"data_file": "text"}])
+        else:
+            stream.write(b"PFA1" + bytes(20) + b"PFA1")
+    replicated(fixture)
+    is_same(fixture)
+    assert shown(replica(fixture)) == [1] and not (fixture.target.home / "t" / name).exists()
 
 
 # ---- writers of the target ----------------------------------------------------------------------------------------

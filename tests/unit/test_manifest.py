@@ -17,6 +17,7 @@ from cmroot.errors import Error, FormatError, StorageUnreachable
 from cmroot.log.captured import FILES
 from replicator.captures.inventory import last_recorded
 from replicator.captures.manifest import Manifest, opened
+from replicator.captures.trees import remember_log_file
 from replicator.core.model import Column, Storage, Table
 from replicator.metastore.events.record import AlterTable, ChangeRecord, CreateTable, DropTable
 
@@ -189,14 +190,14 @@ def test_a_table_at_the_root_of_a_bucket_has_its_own_files(tmp_path: Path, param
     assert list(found.manifest.files(obj.table_id, 0)) == ["data/x"]
 
 
-def test_logs_that_an_earlier_release_read_are_read_again_for_files_outside(tmp_path: Path) -> None:
+def test_logs_that_an_earlier_release_read_are_read_again_for_what_they_name(tmp_path: Path) -> None:
     path = tmp_path / "m.sqlite"
     manifest = Manifest(path)
-    manifest.remember_log_file("0" * 32, "s3a://lake/t", "its file s3a://x/y is outside of its location", [])
+    remember_log_file(manifest, "0" * 32, "s3a://lake/t", "its file s3a://x/y is outside of its location", [])
     manifest.commit()
     manifest.close()
     assert Manifest(path).select("SELECT count(*) FROM log_files") == [(1,)]
     with contextlib.closing(sqlite3.connect(path)) as older:
-        older.execute("DELETE FROM state WHERE key = 'outside_files'")
+        older.execute("DELETE FROM state WHERE key = 'trees'")
         older.commit()
     assert Manifest(path).select("SELECT count(*) FROM log_files") == [(0,)]

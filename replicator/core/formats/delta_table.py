@@ -19,7 +19,7 @@ from replicator.core.formats.interface import (
     Captured,
     Compared,
     Loading,
-    OutsideEntries,
+    NamedFiles,
     Removals,
     TableFile,
     TableFormat,
@@ -80,7 +80,7 @@ class DeltaTable(TableFormat):
         return ""
 
 
-def _outside(path: str, location: str, stream: BinaryIO, outside: OutsideEntries) -> str:
+def _outside(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
     try:
         return OUTSIDE if names_outside(join(location, path), stream) else ""
     except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -23,13 +22,14 @@ from cmroot.errors import FormatError, UnknownPlace
 from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.place import join, located, normal, relative
-from cmroot.store.spelling import refuse_credentials
+from cmroot.text import unsafe
+from replicator.core.formats import iceberg_tree
 from replicator.core.formats.interface import (
     POINTER,
     Captured,
     Compared,
     Loading,
-    OutsideEntries,
+    NamedFiles,
     Removals,
     Signs,
     TableFile,
@@ -37,7 +37,7 @@ from replicator.core.formats.interface import (
     Translation,
     with_log,
 )
-from replicator.core.formats.outside import OUTSIDE, WRITE_PATHS, outside_directory, outside_entry
+from replicator.core.formats.outside import OUTSIDE, outside_directory, outside_entry
 from replicator.core.model import Table
 
 CATALOGS = frozenset({"spark_catalog", "hive", "hive_metastore"})  # names of this metastore in the text of any view
@@ -83,16 +83,27 @@ class IcebergTable(_Iceberg):
         elif own not in captured.files(iceberg.DIRECTORY, own):
             yield f"{self.said}: its metadata file {pointer} was not found"
         yield from self.log_problems(captured)
-        if why := captured.outside_problem(partial(_reached, captured, own)):
+        if why := captured.outside_problem():
             yield f"{self.said}: {why}"
 
     def log_problems(self, captured: Captured) -> Iterator[str]:
-        location = captured.table.location or "/"
-        own = relative(self.pointer(captured.table) or "/", location) or ""
+        own = relative(self.pointer(captured.table) or "/", captured.table.location or "/") or ""
         for path, problem in captured.files(iceberg.DIRECTORY, own).items():
-            is_read = path == own or (iceberg.in_tree(path) and not iceberg.is_metadata(path))
-            if is_read and (why := problem(_not_translatable)):
+            if iceberg_tree.leads_on(path, own) and (why := problem(self.examine)):
                 yield f"{self.said}: {why}"
+
+    def tree_top(self, table: Table) -> str:
+        own = relative(self.pointer(table) or "/", table.location) if table.location else None
+        return own if own and iceberg.in_tree(own) and iceberg.is_metadata(own) and not unsafe(own) else ""
+
+    def leads_on(self, path: str, top: str) -> bool:
+        return iceberg_tree.leads_on(path, top)
+
+    def may_lack(self, path: str) -> bool:
+        return iceberg.is_metadata(path)
+
+    def examine(self, path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
+        return iceberg_tree.examine(path, location, stream, named)
 
     # ---- loads -------------------------------------------------------------------------------------------------------
 
@@ -135,6 +146,13 @@ class IcebergTable(_Iceberg):
         tree.check(waiting)
 
     # ---- comparisons -------------------------------------------------------------------------------------------------
+
+    def tree_paths(self, pair: Compared) -> set[str] | None:
+        with suppress(FormatError, UnknownPlace, OSError):
+            return (
+                iceberg_tree.paths_below(pair.source_pointer, pair.source, pair.read) if pair.source_pointer else None
+            )
+        return None
 
     def outside(self, paths: Iterable[str], pair: Compared) -> dict[str, str]:
         """Returns those that a manifest names. Any others are not read, as manifests may name any place."""
@@ -184,7 +202,7 @@ class IcebergTable(_Iceberg):
         """Reads the tree of the target's pointer: every file that it names is the table's, and has the recorded
         size."""
         try:
-            for each in _tree(pair):
+            for each in iceberg_tree.walk(pair.pointer, pair.read):
                 below = relative(each.path, pair.target)
                 if below is None:
                     pair.differs("names the source", each.path, "a file of the table", each.path)
@@ -226,25 +244,6 @@ class IcebergView(_Iceberg):
 # ---- captures --------------------------------------------------------------------------------------------------------
 
 
-def _reached(captured: Captured, own: str) -> set[str] | None:
-    """Returns the manifests that a table's metadata file leads to, by their paths in the table; None if the bytes of a
-    list are gone. Raises FormatError and UnknownPlace for what cannot be translated."""
-    waiting, found, location = [own], set[str](), captured.table.location or ""
-    while waiting:
-        path = waiting.pop()
-        if (data := captured.read(path)) is None:
-            return None
-        for each in iceberg.references(path, data):
-            if each.kind in ("list", "manifest"):
-                (waiting.append if each.kind == "list" else found.add)(relative(each.path, location) or "")
-    return found
-
-
-def _writes_outside(places: Iterable[str], location: str) -> str:
-    outside = next((place for place in places if relative(place, location) is None), "")
-    return f"its writers write to {outside}, which is outside of its location" if outside else ""
-
-
 def in_catalog(text: str, databases: Mapping[str, str]) -> str:
     """Returns which renamed database (source name -> target name) a view's text names in a catalog, as far as that may
     be this metastore: only its readers know; "" for none."""
@@ -255,37 +254,13 @@ def in_catalog(text: str, databases: Mapping[str, str]) -> str:
     return f"names {found[2]} in the catalog {found[1]}"
 
 
-def _no_view(path: str, location: str, stream: BinaryIO, outside: OutsideEntries) -> str:
+def _no_view(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
     try:
         data = stream.read()
         iceberg.translated_view(path, data, *[lambda text: text] * 3)
-        return _writes_outside(iceberg.locations_of(path, data), location)
+        return iceberg_tree.writes_outside(iceberg.locations_of(path, data), location)
     except FormatError as error:
         return error.message
-
-
-def _not_translatable(path: str, location: str, stream: BinaryIO, outside: OutsideEntries) -> str:
-    try:
-        data, is_metadata = stream.read(), iceberg.is_metadata(path)
-        if is_metadata:
-            places = iceberg.locations_of(path, data, WRITE_PATHS)
-            odd = [place for place in places if outside_entry(place) is None]
-            if problem := _writes_outside([*iceberg.locations_of(path, data, iceberg.OF_TREES), *odd], location):
-                return problem
-        for each in iceberg.references(path, data):
-            if problem := iceberg.problem_of(each):
-                return f"{each.path}: {problem}"
-            if (own := relative(each.path, location)) is None:
-                refuse_credentials(each.path)
-                if (entry := outside_entry(each.path)) is None or is_metadata or each.kind == "manifest":
-                    more = "" if entry else ", by a path that no replica can have"
-                    return f"its file {each.path} is outside of its location{more}"
-                outside.append(entry)
-            elif iceberg.in_tree(own) != (each.kind in ("list", "manifest")):  # only those there are translated so
-                return f"its file {each.path} is not where its kind is expected"
-    except (FormatError, UnknownPlace) as error:
-        return error.message
-    return ""
 
 
 # ---- loads -----------------------------------------------------------------------------------------------------------
@@ -409,21 +384,6 @@ def _read(place: str) -> bytes | None:
 # ---- comparisons -----------------------------------------------------------------------------------------------------
 
 
-def _tree(pair: Compared) -> Iterator[iceberg.Reference]:
-    """Yields every file that the target's pointer leads to, each list and manifest once. Raises FileNotFoundError."""
-    waiting, seen = [pair.pointer], {pair.pointer}
-    while waiting:
-        path = waiting.pop()
-        data = pair.read(path)
-        if data is None:
-            raise FileNotFoundError(f"{path} does not exist")
-        for each in iceberg.references(path, data):
-            yield each
-            if each.kind in ("list", "manifest") and each.path not in seen:
-                seen.add(each.path)
-                waiting.append(each.path)
-
-
 def _checksum(data: bytes | None) -> str | None:
     return None if data is None else checksum_stream(io.BytesIO(data))[0]
 
@@ -440,6 +400,7 @@ ICEBERG = with_log(
         no_shadow="an Iceberg table: dropping it deletes its files, regardless of its properties",
         no_housekeeping="an Iceberg table tracks its own files; use its own snapshot expiry",
         reads_log=True,
+        has_tree=True,
         paths=f"^{iceberg.DIRECTORY}/",
         special=True,
         translates=True,

@@ -59,11 +59,12 @@ class Signs:
 
 
 Translation = Callable[[str], str]
-OutsideEntries = list[tuple[str, str]]
-"""Receives the entries of files outside of a table's location (see `outside`)."""
-Examine = Callable[[str, str, BinaryIO, OutsideEntries], str]
+NamedFiles = list[tuple[str, str, bool]]
+"""Receives the files that a file of a log or tree names: (store, path, leads on). store: "" for a file in the table's
+location, else location and path are those of its entry (see `outside`); leads on: it names further files."""
+Examine = Callable[[str, str, BinaryIO, NamedFiles], str]
 """Returns why a table with this file has no exact copy, "" if nothing is wrong. Gets the file's path in its table, the
-table's location, and the file's bytes; adds the files outside that it names."""
+table's location, and the file's bytes; adds the files that it names."""
 
 
 class Captured(Protocol):
@@ -83,12 +84,8 @@ class Captured(Protocol):
         """Returns the files of the table in a directory, by their paths in the table, each with a function that returns
         its problem. Files that are known to have none are left out, except for `own`. Each content is examined once."""
 
-    def read(self, path: str) -> bytes | None:
-        """Returns the bytes of a captured file, by its path in the table; None if they are gone."""
-
-    def outside_problem(self, reached: Callable[[], set[str] | None]) -> str:
-        """Returns why files outside of the table's location are not captured. reached: returns the files of the log
-        that readers use, by their paths; None: unknown."""
+    def outside_problem(self) -> str:
+        """Returns why files outside of the table's location are not captured; "" if all are."""
 
     def named_file(self, place: str, examine: Examine) -> str:
         """Returns the problem of a file that metadata names, also if it was not captured."""
@@ -182,6 +179,9 @@ class Compared(Moving, Protocol):
         """Its pointer on the target."""
 
     @property
+    def source_pointer(self) -> str: ...
+
+    @property
     def files(self) -> Mapping[str, int]:
         """The target's files by path, with sizes in bytes."""
 
@@ -216,7 +216,8 @@ class TableFormat:
     has the columns; those in the metastore may be outdated. managed: its tables are managed, so drops remove their
     data.
 
-    Files: reads_log: captures read its log to decide whether a table is replicated. paths: a regular expression for the
+    Files: reads_log: captures read its log to decide whether a table is replicated. has_tree: one file leads to all
+    others, see `tree_top`. paths: a regular expression for the
     paths of files that wait or are of a whole directory, to find them among all. everywhere: its log is recognised by
     these paths, in tables of any format. special: some methods about paths are not the defaults. translates: its files
     name others by absolute paths; `--formats as-they-are` copies them unchanged. has_outside: data may be outside of a
@@ -242,6 +243,7 @@ class TableFormat:
     removals: Removals = Removals.COPY
     own_columns: bool = False
     reads_log: bool = False
+    has_tree: bool = False
     paths: str = ""
     everywhere: bool = False
     special: bool = False
@@ -280,6 +282,23 @@ class TableFormat:
 
     def pointer(self, table: Table) -> str:
         """Returns the location of the metadata file to which the metastore leads readers; "" without one."""
+        return ""
+
+    def tree_top(self, table: Table) -> str:
+        """Returns the path, in its table, of the file that leads to all others of its present state: captures follow
+        the names in these files, which never change, instead of listing directories; "" if there is none."""
+        return ""
+
+    def leads_on(self, path: str, top: str) -> bool:
+        """Returns True for a file of a tree that names others."""
+        return False
+
+    def may_lack(self, path: str) -> bool:
+        """Returns True for a file of a tree that readers do not need."""
+        return False
+
+    def examine(self, path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
+        """Examines a file that leads on; see `Examine`."""
         return ""
 
     def transactions(self, table: Table) -> str:
@@ -333,6 +352,11 @@ class TableFormat:
         """Publishes the files that wait, in an order in which no reader fails. May run twice."""
 
     # ---- comparisons -------------------------------------------------------------------------------------------------
+
+    def tree_paths(self, pair: Compared) -> set[str] | None:
+        """Returns the source's files, by their paths in the table; None without a tree that can be read: all that its
+        directory has."""
+        return None
 
     def outside(self, paths: Iterable[str], pair: Compared) -> dict[str, str]:
         """Returns the places of the source's files outside of the table's location that the target has, by their paths
