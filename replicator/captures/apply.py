@@ -5,8 +5,8 @@ holds the file and answers queries about it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -27,12 +27,11 @@ from replicator.metastore.events.record import ChangeRecord, partition_names
 
 # ---- apply -----------------------------------------------------------------------------------------------------------
 
-
 HAS_OUTSIDE = f"IN ({', '.join(repr(each.name) for each in FORMATS.values() if each.has_outside)})"
 _OF_TABLE = ("constraints", "parents", "grants", "named_files", "write_ids", "walks")
-_TREE = "tree WHERE location = (SELECT location FROM tables WHERE id = ?)"
-_FORGET_TREE = f"""DELETE FROM log_files WHERE (checksum, location) IN (SELECT checksum, location FROM {_TREE});
-  DELETE FROM {_TREE}"""
+_RELIST = f"UPDATE tables SET listed = 0 WHERE id IN (SELECT table_id FROM formats WHERE format {HAS_OUTSIDE})"
+_FORGET = """DELETE FROM {} WHERE (location, checksum) IN
+  (SELECT e.location, e.checksum FROM tables t JOIN tree e ON e.location = t.location WHERE t.id = ?)"""
 _ROW = [name for name in FILES.names if name != "since"]
 
 
@@ -202,18 +201,15 @@ class Fold(Inventory):
 
     def complete(self) -> None:
         """Adds what manifests of earlier releases lack. They did not note what files of a log name."""
-        trees = f"""DELETE FROM log_files; DROP TABLE IF EXISTS outside;
-          UPDATE tables SET listed = 0 WHERE id IN (SELECT table_id FROM formats WHERE format {HAS_OUTSIDE})"""
-        notes: dict[str, Callable[[], object]] = {"roots": self.note_formats}
-        notes |= {"named_files_and_views": self.note_all_named, "trees": partial(self._each, trees)}
+        notes = {"roots": self.note_formats, "named_files_and_views": self.note_all_named, "trees": self._note_trees}
         for key, note in notes.items():
             if self.recall(key) is None:
                 note()
                 self._db.execute("INSERT OR REPLACE INTO state VALUES (?, 'noted')", (key,))
 
-    def _each(self, statements: str, *about: object) -> None:
-        for statement in statements.split(";"):
-            self._db.execute(statement, about)
+    def _note_trees(self) -> None:
+        for statement in ("DELETE FROM log_files", "DROP TABLE IF EXISTS outside", _RELIST):
+            self._db.execute(statement)
 
     def note_formats(self) -> None:
         """Records the format of every known table, and lists what older releases did not: materialized views, and the
@@ -355,7 +351,8 @@ class Fold(Inventory):
         table_id = self._table_id(db, name)
         if table_id is not None:
             self.ends.of_table(table_id, at)
-            self._each(_FORGET_TREE, table_id)
+            for known in ("log_files", "tree"):  # in this order
+                self._db.execute(_FORGET.format(known), (table_id,))
             for table in (*_OF_TABLE, "files", "directories", "statistics", "partitions", "formats"):
                 self._db.execute(f"DELETE FROM {table} WHERE table_id = ?", (table_id,))
             self._db.execute("DELETE FROM tables WHERE id = ?", (table_id,))

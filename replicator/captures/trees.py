@@ -1,10 +1,9 @@
 """Trees: the files of a table in a format whose metadata file leads to all others, as Iceberg's does.
 
-Captures follow the names in these files instead of listing the table's directory. So they record one commit of the
-table: no file that is not, or no longer, part of it, and none less because a writer works meanwhile. Files of a tree
-never change: each is read once, on the engine, and what it names is remembered by its checksum. After a commit only
-what it added is read; if it dropped files that lead on, all names are followed, and files that none of them reaches
-are removed. A table whose metadata file is missing is left to a listing.
+Captures follow the names in these files instead of listing the table's directory: they record the files of one commit,
+whatever others write there. Files of a tree never change: each is read once, on the engine, and what it names is
+remembered by its checksum. After a commit only what it added is read; if it dropped files that lead on, all names are
+followed, and files that none of them reaches are removed. A table whose metadata file is missing is left to a listing.
 """
 
 from __future__ import annotations
@@ -110,12 +109,13 @@ class TreeTask:
 
 @dataclass
 class TreeRead:
-    """The outcome of a part. rows: of files that were kept; examined: (path, checksum, problem, named); missing: paths;
-    failed: why a file cannot be read; is_postponed: files were left to another task; directory: of the metadata
-    file, if it is one of these."""
+    """The outcome of a part. is_there: its metadata file was read; rows: of files that were kept; examined: (path,
+    checksum, problem, named); missing: paths; failed: why a file cannot be read; is_postponed: files were left to
+    another task; directory: of the metadata file, if it was read."""
 
     obj: DataObject
     rows: pa.Table
+    is_there: bool = False
     examined: list[tuple[str, str, str, NamedFiles]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     failed: str = ""
@@ -151,7 +151,7 @@ def read_trees(task: TreeTask) -> list[TreeRead]:
                 for looked in pool.map(partial(_look, part, task.root), some):
                     _add(read, rows, part, looked)
                     names += len(looked.named or ())
-        if part.files[0].path == part.top and not read.missing and is_local(part.obj.location):
+        if read.is_there and is_local(part.obj.location):
             read.directory = directory_state(part.obj.location, parent(f"/{part.top}").strip("/"))
         read.rows, read.files, read.bytes = rows.table([part.obj]), rows.files_hashed, rows.bytes_hashed
     return found
@@ -161,6 +161,8 @@ def _add(read: TreeRead, rows: Rows, part: TreePart, looked: _Looked) -> None:
     read.failed = read.failed or looked.failed
     if looked.is_missing:
         read.missing.append(looked.path)
+    elif looked.path == part.top and not looked.failed:
+        read.is_there = True
     if (kept := looked.kept) is not None:
         identity, is_kept = full_identity(kept.identity, kept.changed_ns), part.keeper.name != "none"
         rows.add(0, "add", looked.path, kept.size, kept.mtime_ns, identity, kept.checksum, is_kept, kept.version)
@@ -238,11 +240,11 @@ class Trees:
         again; appends those that cannot be read to `missing`, with the reason."""
         again, last = list[DataObject](), -1
         while rows := self._manifest.select(_UNLISTED, last, TABLES):
-            last, tops = rows[-1][0], dict[DataObject, tuple[TableFormat, str]]()
+            last, tops = rows[-1][0], dict[DataObject, tuple[TableFormat, Sequence[str]]]()
             for *about, name in rows:
                 obj, format = DataObject(*about), FORMATS[name]
-                if (table := self._manifest.table(obj.db, obj.table)) and (top := format.tree_top(table)):
-                    tops[obj] = format, top
+                if (table := self._manifest.table(obj.db, obj.table)) and (paths := format.tree_tops(table)):
+                    tops[obj] = format, paths
             found = [(obj, keeper) for keeper, some in groups(list(tops)) for obj in some]
             walks = [_Walk(self._manifest, obj, *tops[obj], keeper) for obj, keeper in found]
             with self._runtime.progress.task("follow trees") as advance:
@@ -260,7 +262,7 @@ class Trees:
         """Reads all that is new, one level of names after another. advance: is told the number of files."""
         level, by_id, active = 0, {each.obj.table_id: each for each in walks}, walks
         for each in walks:
-            each.reach([each.top], 0)
+            each.begin()
         while active:
             (count,) = self._manifest.select("SELECT count(*) FROM temp.reached WHERE level = ?", level)[0]
             engine, is_postponed = self._runtime.engines.for_work(count), True
@@ -300,20 +302,22 @@ def _tasks(walks: Iterable[_Walk], level: int, root: str) -> Iterator[TreeTask]:
 
 
 class _Walk:
-    """The walk of one table. top: the path of its metadata file; is_there: this file exists; failed: why the table
-    cannot be read; lacking: its missing files, by their paths."""
+    """The walk of one table. top: the path of its metadata file, the first of `tops`; is_there: this file exists;
+    failed: why the table cannot be read; lacking: its missing files, by their paths."""
 
-    def __init__(self, manifest: Manifest, obj: DataObject, format: TableFormat, top: str, keeper: Keeper) -> None:
-        self._manifest, self.obj, self.format, self.top, self.keeper = manifest, obj, format, top, keeper
+    def __init__(
+        self, manifest: Manifest, obj: DataObject, format: TableFormat, tops: Sequence[str], keeper: Keeper
+    ) -> None:
+        self._manifest, self.obj, self.format, self.keeper = manifest, obj, format, keeper
+        self._tops, self.top = tops, tops[0]
         self.is_there, self.failed, self.lacking, self.has_changed = False, "", list[str](), False
         self._reads: Literal["all", "added", "nothing"] = "all"
         self._missing = list[str]()
         self._before = "", ""  # path and checksum of the metadata file of the last walk
 
-    def reach(self, paths: Iterable[str], level: int) -> None:
-        table = self.obj.table_id
-        rows = ((table, path, level, self.format.leads_on(path, self.top)) for path in paths)
-        self._manifest.change("INSERT OR IGNORE INTO temp.reached VALUES (?, ?, ?, ?, 0)", *rows)
+    def begin(self) -> None:
+        rows = ((self.obj.table_id, path, self.format.leads_on(path, self.top)) for path in self._tops)
+        self._manifest.change("INSERT OR IGNORE INTO temp.reached VALUES (?, ?, 0, ?, 0)", *rows)
 
     def wanted(self, level: int) -> Iterator[Sequence[WantedFile]]:
         """Yields the files of a level that are to be read. The metadata file always is, as all may be gone with it."""
@@ -324,7 +328,7 @@ class _Walk:
                 known = KnownFile(*file) if file[0] is not None else None
                 known = known if known is not None and is_kept_by(known, self.keeper) else None
                 wanted = WantedFile(path, known, bool(leads) and (known is None or examined is None))
-                is_first = level == 0 and not self.is_there
+                is_first = path == self.top and not self.is_there
                 if (is_first or known is None or wanted.examine) and path not in missing:
                     some.append(wanted)
             if some:
@@ -334,7 +338,7 @@ class _Walk:
         """Records what was read."""
         self.failed = self.failed or read.failed
         self._missing += read.missing
-        self.is_there = self.is_there or not (read.failed or self.top in read.missing)
+        self.is_there = self.is_there or read.is_there
         if read.rows.num_rows:
             record([self.obj], read.rows)
             self.has_changed = True
@@ -407,9 +411,9 @@ class _Walk:
 
     def _without(self, *, leads: bool = False) -> list[str]:
         """Returns the files that the last metadata file named, and this one does not, and that file itself."""
-        now, (top, before) = self._names(self._checksum(self.top)), self._before
+        now, (top, before) = {*self._names(self._checksum(self.top)), *self._tops}, self._before
         gone = [path for path, leads_on in self._names(before).items() if path not in now and (leads_on or not leads)]
-        return gone if leads or top in now or top == self.top else [*gone, top]
+        return gone if leads or top in now else [*gone, top]
 
     def _names(self, checksum: str) -> dict[str, bool]:
         query = "SELECT path, leads FROM tree WHERE location = ? AND checksum = ? AND store = ''"

@@ -49,11 +49,10 @@ class FilePair:
     """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
     far as the metastore knows. `homes`: further locations that its files may name, as for `homes_of`. `root`: the
     directory of a partitioned table, of which only files that no partition has are compared. `format`: the name of the
-    format as which it is compared; `pointer`: the target's metadata file to which the metastore
-    leads readers. `tree`: the name of the source's format, whose tree captures follow; `source_pointer`: the source's
-    metadata file. Of a transactional table: `state`: the source's write ids, whose files are compared; `renamed`: paths
-    on the source that differ from those on the replica. `outside`: places of the source's files outside of its
-    location, by their paths on the replica."""
+    format as which it is compared; `pointer`: the target's metadata file to which the metastore leads readers. `tree`:
+    the name of the source's format, whose tree captures follow from `tops` on. Of a transactional table: `state`: the
+    source's write ids, whose files are compared; `renamed`: paths on the source that differ from those on the replica.
+    `outside`: places of the source's files outside of its location, by their paths on the replica."""
 
     name: str
     source: str
@@ -63,7 +62,7 @@ class FilePair:
     root: bool = False
     pointer: str = ""
     tree: str = PLAIN.name
-    source_pointer: str = ""
+    tops: Sequence[str] = ()
     state: State | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     format: str = PLAIN.name
@@ -288,8 +287,8 @@ class _Both:
         return self.pair.pointer
 
     @property
-    def source_pointer(self) -> str:
-        return self.pair.source_pointer
+    def tops(self) -> Sequence[str]:
+        return self.pair.tops
 
     def both(self, path: str) -> tuple[str, str]:
         return self.pair.both(path)

@@ -292,7 +292,7 @@ class MetadataComparison:
             format = format if pointer or not format.translates else PLAIN
             tree = format_of(source)
             pair = FilePair(name, source.location, target.location, size, named, pointer=pointer, format=format.name)
-            pair = replace(pair, tree=tree.name, source_pointer=tree.pointer(source))
+            pair = replace(pair, tree=tree.name, tops=tree.tree_tops(source))
             yield from self._files(homes, pair)
 
     def _files(self, homes: Homes, pair: FilePair) -> Iterator[FilePair]:

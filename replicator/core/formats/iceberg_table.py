@@ -22,7 +22,6 @@ from cmroot.errors import FormatError, UnknownPlace
 from cmroot.store import iceberg
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.place import join, located, normal, relative
-from cmroot.text import unsafe
 from replicator.core.formats import iceberg_tree
 from replicator.core.formats.interface import (
     POINTER,
@@ -92,9 +91,13 @@ class IcebergTable(_Iceberg):
             if iceberg_tree.leads_on(path, own) and (why := problem(self.examine)):
                 yield f"{self.said}: {why}"
 
-    def tree_top(self, table: Table) -> str:
-        own = relative(self.pointer(table) or "/", table.location) if table.location else None
-        return own if own and iceberg.in_tree(own) and iceberg.is_metadata(own) and not unsafe(own) else ""
+    def tree_tops(self, table: Table) -> Sequence[str]:
+        given = {key.lower(): value for key, value in table.parameters.items()}
+        places = (given.get(key, "") for key in (POINTER, f"previous_{POINTER}"))
+        first, *rest = (relative(place or "/", table.location or "/x") or "" for place in places)
+        return (
+            [path for path in (first, *rest) if iceberg_tree.may_be_top(path)] if iceberg_tree.may_be_top(first) else []
+        )
 
     def leads_on(self, path: str, top: str) -> bool:
         return iceberg_tree.leads_on(path, top)
@@ -149,9 +152,7 @@ class IcebergTable(_Iceberg):
 
     def tree_paths(self, pair: Compared) -> set[str] | None:
         with suppress(FormatError, UnknownPlace, OSError):
-            return (
-                iceberg_tree.paths_below(pair.source_pointer, pair.source, pair.read) if pair.source_pointer else None
-            )
+            return iceberg_tree.paths_below(pair.tops, pair.source, pair.read) if pair.tops else None
         return None
 
     def outside(self, paths: Iterable[str], pair: Compared) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from cmroot.errors import FormatError, UnknownPlace
 from cmroot.store import iceberg
-from cmroot.store.place import relative
+from cmroot.store.place import join, relative
 from cmroot.store.spelling import refuse_credentials
 from cmroot.text import unsafe
 from replicator.core.formats.interface import NamedFiles
@@ -17,6 +17,10 @@ from replicator.core.formats.outside import WRITE_PATHS, outside_entry
 def leads_on(path: str, top: str) -> bool:
     """Returns True for a list or manifest, and for the table's metadata file: earlier ones lead to no present file."""
     return path == top or (iceberg.in_tree(path) and not iceberg.is_metadata(path))
+
+
+def may_be_top(path: str) -> bool:
+    return iceberg.in_tree(path) and iceberg.is_metadata(path) and not unsafe(path)
 
 
 def writes_outside(places: Iterable[str], location: str) -> str:
@@ -49,7 +53,7 @@ def examine(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> st
 
 def _earlier(path: str, data: bytes, location: str) -> Iterator[str]:
     for place in iceberg.earlier(path, data):
-        if (own := relative(place, location)) and iceberg.is_metadata(own) and iceberg.in_tree(own) and not unsafe(own):
+        if (own := relative(place, location)) and may_be_top(own):
             yield own
 
 
@@ -87,8 +91,8 @@ def walk(pointer: str, read: Callable[[str], bytes | None]) -> Iterator[iceberg.
                 waiting.append(each.path)
 
 
-def paths_below(pointer: str, location: str, read: Callable[[str], bytes | None]) -> set[str]:
+def paths_below(tops: Sequence[str], location: str, read: Callable[[str], bytes | None]) -> set[str]:
     """Returns the files of a table in its location, as captures record them. Raises FileNotFoundError, FormatError."""
+    pointer = join(location, tops[0])
     found = {own for each in walk(pointer, read) if (own := relative(each.path, location))}
-    found.update(_earlier(pointer, read(pointer) or b"", location))
-    return found | {relative(pointer, location) or ""}
+    return found.union(_earlier(pointer, read(pointer) or b"", location), tops)

@@ -179,7 +179,8 @@ class Compared(Moving, Protocol):
         """Its pointer on the target."""
 
     @property
-    def source_pointer(self) -> str: ...
+    def tops(self) -> Sequence[str]:
+        """The `tree_tops` of the source."""
 
     @property
     def files(self) -> Mapping[str, int]:
@@ -217,7 +218,7 @@ class TableFormat:
     data.
 
     Files: reads_log: captures read its log to decide whether a table is replicated. has_tree: one file leads to all
-    others, see `tree_top`. paths: a regular expression for the
+    others, see `tree_tops`. paths: a regular expression for the
     paths of files that wait or are of a whole directory, to find them among all. everywhere: its log is recognised by
     these paths, in tables of any format. special: some methods about paths are not the defaults. translates: its files
     name others by absolute paths; `--formats as-they-are` copies them unchanged. has_outside: data may be outside of a
@@ -284,10 +285,11 @@ class TableFormat:
         """Returns the location of the metadata file to which the metastore leads readers; "" without one."""
         return ""
 
-    def tree_top(self, table: Table) -> str:
-        """Returns the path, in its table, of the file that leads to all others of its present state: captures follow
-        the names in these files, which never change, instead of listing directories; "" if there is none."""
-        return ""
+    def tree_tops(self, table: Table) -> Sequence[str]:
+        """Returns the path, in its table, of the file that leads to all others of its present state, and further ones
+        that the metastore names: captures follow the names in these files, which never change, instead of listing
+        directories. Empty for a table without a tree."""
+        return ()
 
     def leads_on(self, path: str, top: str) -> bool:
         """Returns True for a file of a tree that names others."""
