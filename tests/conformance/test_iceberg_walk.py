@@ -40,6 +40,7 @@ import replicator
 from cmroot.store.checksum import checksum_at
 from replicator.captures import trees
 from replicator.captures.manifest import Manifest
+from replicator.core.formats import iceberg_tree
 from replicator.core.formats.interface import POINTER
 from replicator.core.model import Database
 from replicator.metastore.embedded.running import Running
@@ -205,6 +206,17 @@ def test_files_are_kept_by_a_later_capture_that_keeps_bytes(fixture: Lab) -> Non
     for path in reachable(table):
         os.unlink(path)
     assert fixture.dump("--with-data", "--no-capture").code == 0
+
+
+def test_trees_are_read_by_executors(fixture: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver, where no file can be examined, reads none."""
+    table = make(fixture)
+    table.append(rows(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(iceberg_tree, "examine", lambda *_: pytest.fail("examined by the driver"))
+        captured = fixture.capture("--engine", "spark")
+    assert (captured.code, captured.output["formats"]) == (0, {}), captured
+    is_recorded(fixture, table)
 
 
 # ---- requests -----------------------------------------------------------------------------------------------------
