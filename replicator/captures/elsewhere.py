@@ -150,8 +150,8 @@ def _entry(db: str, directory: str, path: str, kept: Kept | None, position: int)
 # before remain while a manifest names them. The files of a table that cannot be recorded are noted with the reason, and
 # looked for again in the next capture; the table is left out if its present snapshots need one of them.
 
-_NAMED = """ FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?
-  JOIN tree o ON o.location = t.location AND o.checksum = f.checksum AND o.store > ''"""
+_NAMED = """ FROM tables t CROSS JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?
+  CROSS JOIN tree o ON o.location = t.location AND o.checksum = f.checksum AND o.store > ''"""
 _RECORDED = """SELECT s.location, f.path FROM files f JOIN stores s ON s.id = -f.partition_id WHERE f.table_id = ?
   AND f.partition_id < 0"""
 _LACKING = f"""{_NAMED} LEFT JOIN stores s ON s.location = o.store

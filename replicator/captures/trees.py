@@ -212,16 +212,16 @@ _LEVEL = f"""SELECT r.path, r.leads, l.checksum, {FILE} FROM temp.reached r LEFT
   LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = ?
   WHERE r.table_id = ? AND r.level = ? AND r.path > ? ORDER BY r.path LIMIT ?"""
 _EXPAND = f"""INSERT OR IGNORE INTO temp.reached SELECT r.table_id, e.path, r.level + 1, e.leads, 0 FROM temp.reached r
-  JOIN files f ON {_OWN} JOIN tree e ON e.location = ? AND e.checksum = f.checksum
+  CROSS JOIN files f ON {_OWN} CROSS JOIN tree e ON e.location = ? AND e.checksum = f.checksum
   WHERE e.store = '' AND r.table_id = ? AND r.level = ? AND r.leads"""
 _UNREAD = f"""SELECT 1 FROM temp.reached r LEFT JOIN files f ON {_OWN}
   LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = ?1 WHERE r.table_id = ?2 AND r.leads AND
   (l.problem IS NULL OR (l.problem <> '' AND NOT EXISTS
   (SELECT 1 FROM tree e WHERE e.location = ?1 AND e.checksum = f.checksum))) LIMIT 1"""
-_UNREACHED = """SELECT path FROM files f WHERE table_id = ? AND partition_id = 0 AND NOT EXISTS
-  (SELECT 1 FROM temp.reached r WHERE r.table_id = f.table_id AND r.path = f.path) LIMIT ?"""
+_UNREACHED = """SELECT path FROM files f WHERE table_id = ? AND partition_id = 0 AND path > ? AND NOT EXISTS
+  (SELECT 1 FROM temp.reached r WHERE r.table_id = f.table_id AND r.path = f.path) ORDER BY path LIMIT ?"""
 _UNUSED = f"""SELECT DISTINCT checksum FROM tree WHERE location = ? AND checksum NOT IN
-  (SELECT f.checksum FROM temp.reached r JOIN files f ON {_OWN} WHERE r.table_id = ? AND r.leads)"""
+  (SELECT f.checksum FROM temp.reached r CROSS JOIN files f ON {_OWN} WHERE r.table_id = ? AND r.leads)"""
 
 
 class Trees:
@@ -393,7 +393,9 @@ class _Walk:
             self._remove([path for path in self._without() if self._checksum(path)], record)
             self._forget([self._before[1]])
         elif not is_unread:
-            while rows := manifest.select(_UNREACHED, table, FILES):
+            last = ""
+            while rows := manifest.select(_UNREACHED, table, last, FILES):
+                last = rows[-1][0]
                 self._remove([path for (path,) in rows], record)
             self._forget([checksum for (checksum,) in manifest.select(_UNUSED, place, table)])
         state = LACKING if self.lacking else DAMAGED if is_unread else COMPLETE
