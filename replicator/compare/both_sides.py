@@ -26,6 +26,7 @@ from replicator.metastore.concurrency import TABLE_BATCH, TABLE_WEIGHT, read_bot
 from replicator.metastore.events.scope import Patterns, has_column_statistics, matches_name
 from replicator.metastore.grants import Granted
 from replicator.metastore.transactions import not_shown, why_without
+from replicator.replay.replica import PUBLISH, has_replicated_data
 
 # ---- write ids -------------------------------------------------------------------------------------------------------
 # Write ids of transactional tables: which files of the source are compared, and which rows the target does not show.
@@ -90,6 +91,16 @@ class Comparison:
     def replica(self, db: str) -> str:
         """Returns the name of a source database on the target."""
         return self.renamed.get(db, db)
+
+    def homes_of_tables(self, db: str) -> list[tuple[str | None, str | None]]:
+        """Returns the locations on both sides that files which list places may name: those of mappings, and of tables
+        of their database of which the target has the data. None are translated if loads publish by snapshots."""
+        name = self.replica(db)
+        if self.target.database(name).parameters.get(PUBLISH) == "snapshot":
+            return []
+        here = {each.name: each.location for each in self.source.tables(db, self.source.table_names(db))}
+        there = filter(has_replicated_data, self.target.tables(name, self.target.table_names(name)))
+        return [*self.map_locations, *((here.get(each.name), each.location) for each in there)]
 
     def returns(self, side: int, setting: str) -> bool:
         """Returns True if a setting of the source's server (0), or the target's (1), is turned on."""

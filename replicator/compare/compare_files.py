@@ -31,7 +31,7 @@ from replicator.core.named_files import is_on_nodes
 from replicator.core.not_replicated import NotReplicated
 from replicator.replay.apply.copying import at_most
 from replicator.replay.apply.format_files import Mover
-from replicator.replay.apply.named_places import homes_of, limit_of, reason, translated
+from replicator.replay.apply.named_places import LARGEST, TOO_LARGE, homes_of, limit_of, reason, translated
 from replicator.replay.apply.staging import empty_directories
 
 SIZE = "size"
@@ -123,13 +123,14 @@ def _compare(
         here, renamed, left_out = as_on_replica(here, pair.source, pair.state)
         pair = replace(pair, renamed=renamed)
     source, target = _files(here), _files(there)
-    indexes = dict.fromkeys(path for path in source if may_name_places(path) and _is_index(path, source, target))
     format = FORMATS[pair.format]
     if (named := FORMATS[pair.tree].tree_paths(_Both(pair, report))) is not None:
         unlisted = [path for path in named if path not in source]  # hidden names, too, which no listing has
         found = {path: source[path] for path in named if path in source}
         source = found | _states({path: join(pair.source, path) for path in unlisted})
         target |= _states({path: join(pair.target, path) for path in unlisted if path not in target})
+    naming = [path for path in source if (may_name_places(path) or format.names_places(path)) and path in target]
+    indexes = dict.fromkeys(path for path in naming if 0 < source[path].size <= limit_of(path, format))
     sizes = {path: state.size for path, state in target.items()} if format.reads_log else {}
     if format.has_outside:
         outside = format.outside(source, _Both(pair, report, sizes))
@@ -153,8 +154,8 @@ def _compare(
     both = _Both(pair, report, sizes)
     if format.translates:
         format.compare_translated(list(indexes), both)
-    elif indexes:
-        _compare_indexes(pair, source, indexes, report)
+    elif naming:
+        _compare_indexes(pair, source, naming, indexes, report)
     format.check(both)
     known = {each.relative for each in here.directories} if here else set()
     for name in empty_directories(there) if not pair.root else ():
@@ -217,18 +218,21 @@ def _is_translated(pair: FilePair, path: str, report: FilesCompared) -> bool:
     return FORMATS[pair.format].is_translation(path, _Both(pair, report))
 
 
-def _is_index(path: str, source: Mapping[str, FileState], target: Mapping[str, FileState]) -> bool:
-    """Returns True if the content of a file that both sides have may name places, so that it may be translated."""
-    return path in target and 0 < source[path].size <= limit_of(path)
-
-
 def _compare_indexes(
-    pair: FilePair, source: Mapping[str, FileState], paths: Iterable[str], report: FilesCompared
+    pair: FilePair,
+    source: Mapping[str, FileState],
+    paths: Iterable[str],
+    indexes: Collection[str],
+    report: FilesCompared,
 ) -> None:
-    """Compares files of the target with translations of the source's, whatever the level: sizes differ, too."""
-    homes = homes_of([(pair.source, pair.target), *pair.homes])
-    naming = {}
+    """Compares files of the target with translations of the source's, whatever the level: sizes differ, too. paths:
+    those that may name places; indexes: those that are translated."""
+    homes, format = homes_of([(pair.source, pair.target), *pair.homes]), FORMATS[pair.format]
+    naming = dict[str, str]()
     for path in paths:
+        if path not in indexes:
+            naming |= {path: TOO_LARGE} if source[path].size > limit_of(path, format) == LARGEST else {}
+            continue
         here, there = pair.both(path)
         try:
             with located(here).open_stream() as stream:
@@ -236,7 +240,7 @@ def _compare_indexes(
         except FileNotFoundError:
             _add(report, pair, "file extra", path, None, _checksum(there))
             continue
-        content, named = translated(path, data, homes)
+        content, named = translated(path, data, homes, format)
         wanted, found = checksum_stream(io.BytesIO(content))[0], _checksum(there)
         if wanted != found:
             _add(report, pair, "file content" if found else "file missing", path, wanted, found)

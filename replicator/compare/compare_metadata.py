@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from replicator.compare.differences import (
     without_unreturned,
 )
 from replicator.core.formats import PLAIN, format_of, is_transactional
+from replicator.core.formats.interface import TableFormat
 from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.named_files import NAMED, ON_NODES, is_on_nodes
 from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, SUPPORTED, NotReplicated, from_property
@@ -130,7 +131,7 @@ class MetadataComparison:
     def __init__(self, comparison: Comparison, read: Callable[[], None]) -> None:
         self._comparison, self._read = comparison, read
         self._source, self._target = comparison.source, comparison.target
-        self._returns = cache(comparison.returns)
+        self._returns, self._homes_of_tables = cache(comparison.returns), cache(comparison.homes_of_tables)
         self.objects = 0
         self.not_replicated: list[NotReplicated] = []
         self._named: set[str] = set()  # paths of the target that properties name and that were checked
@@ -281,17 +282,17 @@ class MetadataComparison:
             return
         if source.is_partitioned and target.is_partitioned:
             if source.location and target.location and not (shared or source.is_view):
-                pair = FilePair(name, source.location, target.location, homes=of_databases(placement), root=True)
+                pair = FilePair(name, source.location, target.location, root=True, **self._naming(source, placement))
                 yield from self._files(homes, pair)
             for pair in self._partitions(source, target, read, placement, homes):
                 if not shared:
                     yield pair
         elif source.location and target.location and not shared:
-            format = format_of(source) if self._comparison.formats == SUPPORTED else PLAIN
-            size, named, pointer = recorded_size(source.parameters), of_databases(placement), format.pointer(target)
-            format = format if pointer or not format.translates else PLAIN
-            tree = format_of(source)
-            pair = FilePair(name, source.location, target.location, size, named, pointer=pointer, format=format.name)
+            format, tree = self._format_of(source), format_of(source)
+            naming, pointer = self._naming(source, placement), format.pointer(target)
+            naming["format"] = format.name if pointer or not format.translates else PLAIN.name
+            size = recorded_size(source.parameters)
+            pair = FilePair(name, source.location, target.location, size, pointer=pointer, **naming)
             pair = replace(pair, tree=tree.name, tops=tree.tree_tops(source))
             yield from self._files(homes, pair)
 
@@ -303,6 +304,15 @@ class MetadataComparison:
         table, _, partition = pair.name.partition("/")
         if not any(each.object == table and each.reason == ON_NODES for each in self.not_replicated):
             self.not_replicated.append(NotReplicated(table, ON_NODES, partition))
+
+    def _format_of(self, table: Table) -> TableFormat:
+        return format_of(table) if self._comparison.formats == SUPPORTED else PLAIN
+
+    def _naming(self, table: Table, placement: Placement) -> dict[str, Any]:
+        """Returns the fields of a `FilePair` by which files that name places are compared."""
+        if not (format := self._format_of(table)).lists_places:
+            return {"homes": of_databases(placement)}
+        return {"format": format.name, "homes": self._homes_of_tables(table.db)}
 
     @cached_property
     def _warehouse(self) -> str | None:
@@ -334,7 +344,7 @@ class MetadataComparison:
         homes: Homes,
         alike: Alike | None,
     ) -> Iterator[FilePair]:
-        others, named = {partition.values: partition for partition in pages.target}, of_databases(placement)
+        others, naming = {partition.values: partition for partition in pages.target}, self._naming(source, placement)
         for partition in pages.source:
             other = others.get(partition.values)
             key = partition_name(source.partition_keys, partition.values)
@@ -347,7 +357,7 @@ class MetadataComparison:
                 self._compare_partition(name, source, target, partition, other, placement, homes)
             if partition.location and other.location:
                 size = recorded_size(partition.parameters)
-                pair = FilePair(name, partition.location, other.location, size, homes=named)
+                pair = FilePair(name, partition.location, other.location, size, **naming)
                 yield from self._files(homes, pair)
         here, there = ({each.partition: each for each in side} for side in pages.statistics)
         for name in pages.marked:

@@ -26,6 +26,7 @@ from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.compare.verify import touched_names
 from replicator.core.formats.iceberg_table import UNTRANSLATED, UNTRANSLATED_VIEW
+from replicator.core.formats.symlink_table import UNTRANSLATED as UNTRANSLATED_LINKS
 from replicator.core.formats.transactional_table import UNREPLAYED
 from replicator.core.model import Database, Table
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, merged
@@ -388,7 +389,7 @@ def _still_refused(steps: Steps, pair: Pair) -> list[str]:
     return sorted(now & there)
 
 
-RETRIED = (NOT_TAKEN, UNREPLAYED, UNTRANSLATED, UNTRANSLATED_VIEW)  # begins of reasons
+RETRIED = (NOT_TAKEN, UNREPLAYED, UNTRANSLATED, UNTRANSLATED_VIEW, UNTRANSLATED_LINKS)  # begins of reasons
 
 
 def _refused(pair: Pair, said: str | None) -> set[str]:

@@ -82,12 +82,14 @@ class TableRule:
 
 @dataclass(frozen=True)
 class FileRules:
-    """The rules that map file entries to paths on the target. formats: the names of those of the load's tables."""
+    """The rules that map file entries to paths on the target. formats: the names of those of the load's tables.
+    known: directories of the target's tables, which files of the load may name; None: they may name none."""
 
     placement: Placement
     tables: dict[tuple[str, str], list[TableRule]]
     after: int  # entries up to this position were loaded before
     formats: frozenset[str] = frozenset()
+    known: frozenset[str] | None = None
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
@@ -361,8 +363,8 @@ class Plan:
     def format_of(self, table: Table | None) -> TableFormat:
         """Returns the format as which a load treats a table of the source."""
         found = format_of(table) if table else PLAIN
-        as_files = table is None or found.why_left_out(table) or (self.as_they_are and found.translates)
-        return PLAIN if as_files else found
+        unchanged = self.as_they_are and (found.translates or found.lists_places)
+        return PLAIN if unchanged or table is None or found.why_left_out(table) else found
 
     @property
     def rereads(self) -> bool:

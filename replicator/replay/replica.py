@@ -79,6 +79,11 @@ def has_sources_data(table: Table | None) -> bool:
     return table is not None and table.parameters.get(DATA) == "source"
 
 
+def has_replicated_data(table: Table) -> bool:
+    """Returns True if loads bring the files of a table of the target."""
+    return not table.is_view and LEFT_OUT not in table.parameters and not has_sources_data(table)
+
+
 def for_writers(table: Table) -> Table:
     """Returns a transactional table of a replica that becomes a primary: its metastore compacts it again."""
     parameters = {key: value for key, value in table.parameters.items() if key not in (NO_COMPACTION, COMPACTION)}

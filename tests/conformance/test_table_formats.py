@@ -62,7 +62,8 @@ def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
     storage = msgspec.structs.replace(table.storage, input_format=more.get("input_format"))
     table = msgspec.structs.replace(table, storage=storage)
     assert format_of(table).name == format
-    replicated = format in ("plain", "delta", "handler", "acid") or (format == "iceberg" and bool(pointer_of(table)))
+    replicated = format in ("plain", "delta", "handler", "acid", "symlink")
+    replicated = replicated or (format == "iceberg" and bool(pointer_of(table)))
     assert bool(format_of(table).why_left_out(table)) != replicated
 
 

@@ -222,8 +222,9 @@ class TableFormat:
     paths of files that wait or are of a whole directory, to find them among all. everywhere: its log is recognised by
     these paths, in tables of any format. special: some methods about paths are not the defaults. translates: its files
     name others by absolute paths; `--formats as-they-are` copies them unchanged. has_outside: data may be outside of a
-    table's location. rewrites: maintenance replaces files while rows remain. names_metadata: its metadata file is
-    copied like others that metadata names (`core/named_files.py`).
+    table's location. lists_places: lines of its data files are paths of other tables' files; as-they-are copies these
+    unchanged, too. rewrites: maintenance replaces files while rows remain. names_metadata: its metadata file is copied
+    like others that metadata names (`core/named_files.py`).
 
     Metadata: removals: see `Removals`. switches_itself: readers see a load at once, wherever it puts files. write_ids:
     its tables need a metastore that has write ids."""
@@ -251,6 +252,7 @@ class TableFormat:
     translates: bool = False
     switches_itself: bool = False
     has_outside: bool = False
+    lists_places: bool = False
     rewrites: bool = False
     names_metadata: bool = False
     write_ids: bool = False
@@ -349,6 +351,15 @@ class TableFormat:
         """Returns the bytes of a data file on the target; None if they are the source's. Raises FormatError for a file
         that names others and cannot be translated."""
         return None
+
+    def names_places(self, path: str) -> bool:
+        """Returns True for a file whose lines are paths, of a format that `lists_places`."""
+        return False
+
+    def translated_places(self, data: bytes, move: Callable[[str], str | None]) -> tuple[bytes, str]:
+        """Returns such a file as it must be on the target, and the first line that has no place there ("": all have
+        one). move: returns a path of the source as it is on the target, None if it has no place there."""
+        return data, ""
 
     def publish(self, files: Sequence[TableFile], load: Loading) -> None:
         """Publishes the files that wait, in an order in which no reader fails. May run twice."""

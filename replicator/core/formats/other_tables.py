@@ -49,14 +49,6 @@ PAIMON = with_log(
         own_columns=True,
     )
 )
-SYMLINK = TableFormat(
-    "symlink",
-    "a table of symbolic links",
-    "symbolic links",
-    readers=("org.apache.hadoop.hive.ql.io.symlinktextinputformat.",),
-    left_out="a table of symbolic links: its files name the source's files",
-    no_purge="a table of symbolic links: its rows are other tables' files, so erase them there",
-)
 OTHER_SYSTEM = _OtherSystem("handler", title="storage handler", no_purge="its data is stored by {handler}")
 INDEX = with_log(
     _Index(

@@ -156,7 +156,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     if task.purpose == PROBE:
         found = ((file, tables.waits_for(file.target)) for file in mine)
         report.foreign = {file.target: of[1].said for file, of in found if of and is_foreign(file, of[1], task.roots)}
-    kept = kept_prefixes(task.roots.target)
+    kept, lists = kept_prefixes(task.roots.target), any(FORMATS[name].lists_places for name in task.rules.formats)
 
     def work(files: Iterable[Wanted], how: Placing) -> CopyReport:
         done = CopyReport()
@@ -166,7 +166,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
             if task.purpose != PROBE and home and tables.formats[home].translates:
                 load = TableLoad(home, homes[home], task.rules, how)
                 file, naming = translated_data(file, tables.formats[home], load)
-            elif task.purpose != PROBE and (may_name_places(file.target) or of_metadata(file.target)):
+            elif task.purpose != PROBE and (lists or may_name_places(file.target) or of_metadata(file.target)):
                 file, naming = translated_file(file, homes, task.rules, how)
             done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
             done.naming_count += naming is not None

@@ -11,34 +11,37 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
-from cmroot.errors import FormatError
+from cmroot.errors import Error, FormatError
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.listing import FileState, list_tree, may_name_places
-from cmroot.store.place import folded, is_local, join, located, normal, scheme, split_authority, tidied
-from replicator.core.formats import format_of, named_metadata, of_metadata
+from cmroot.store.place import folded, is_local, join, located, normal, parent, scheme, split_authority, tidied
+from replicator.core.formats import FORMATS, PLAIN, format_of, named_metadata, of_metadata
 from replicator.core.formats.interface import TableFormat
 from replicator.core.model import Table
 from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import NAMES_SOURCE, NotReplicated
+from replicator.errors import ObjectNotFound
+from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.copying import Placing, at_most
 from replicator.replay.apply.origins import Wanted, directory_of, origins
-from replicator.replay.placement import Placement, Translate
-from replicator.replay.plan import EntryKey, FileRules
+from replicator.replay.placement import Placement, Translate, is_published
+from replicator.replay.plan import EntryKey, FileRules, Plan
+from replicator.replay.replica import has_replicated_data
 from replicator.replay.server_rules import not_understood, rename_databases
 
 Homes = tuple[tuple[str, str], ...]
 """Locations of the source, each with its location on the target: the longest first, so that the first match counts."""
 
 SMALL = 1 << 20  # bytes up to which any file with such a name is read
-LARGEST = 256 << 20  # bytes up to which a stream log is translated: Spark itself reads all of it into its driver
-TOO_LARGE = f"a stream log of more than {LARGEST >> 20} MiB"  # in place of a location
+LARGEST = 256 << 20  # bytes up to which a known file is translated: Spark reads a whole stream log into its driver
+TOO_LARGE = f"a file of more than {LARGEST >> 20} MiB"  # in place of a location
 SHOWN = 5  # files of one object that a report names
 
 _STREAM_LOG = re.compile(r"(?:.*/)?_spark_metadata/\d+(?:\.compact)?")
@@ -59,15 +62,17 @@ def homes_of(pairs: Iterable[tuple[str | None, str | None]]) -> Homes:
     return tuple(sorted(found.items(), key=lambda pair: (-len(pair[0]), pair)))
 
 
-def limit_of(path: str) -> int:
+def limit_of(path: str, format: TableFormat) -> int:
     """Returns the size in bytes up to which a file is examined, by its path in its object's directory."""
-    return LARGEST if _STREAM_LOG.fullmatch(path) else SMALL
+    return LARGEST if _STREAM_LOG.fullmatch(path) or format.names_places(path) else SMALL
 
 
-def translated(path: str, data: bytes, homes: Homes) -> tuple[bytes, str]:
+def translated(path: str, data: bytes, homes: Homes, format: TableFormat = PLAIN) -> tuple[bytes, str]:
     """Returns the content of a file for the target, and a location of the source that it still names ("": none).
     path: in its object's directory. Only formats that are known to name files are translated; a path is translated to
-    the target's form of the same object, all other bytes stay."""
+    the target's form of the same object, all other bytes stay. format: of the table."""
+    if format.names_places(path):
+        return format.translated_places(data, lambda line: None if is_published(line) else _moved(line, homes))
     with suppress(UnicodeDecodeError):
         if _STREAM_LOG.fullmatch(path) or _COMMITTED.fullmatch(path):
             encoded = not _COMMITTED.fullmatch(path)
@@ -121,12 +126,18 @@ def metadata_translation(
 def moved(value: str, homes: Homes, *, encoded: bool = False) -> str:
     """Returns a path of the source as it is on the target; any other text unchanged. encoded: it is a URI, as Java
     writes them, so that `%20` is a space."""
+    now = _moved(value, homes, encoded=encoded)
+    return value if now is None else now
+
+
+def _moved(value: str, homes: Homes, *, encoded: bool = False) -> str | None:
+    """Returns the same; None for a text that is not a path in one of the locations."""
     given = _PLACE.fullmatch(value)
     for source, target in homes if given else ():
         assert given is not None
         below = _below(given, source, encoded)
         if below is not None and normal(source) == normal(target):
-            break
+            return value
         if below is not None:
             head, path = split_authority(target)
             path = _quoted(path) if encoded else path
@@ -138,7 +149,7 @@ def moved(value: str, homes: Homes, *, encoded: bool = False) -> str:
             elif plain and not is_local(source):
                 head = ""
             return head + path.rstrip("/") + below
-    return value
+    return None
 
 
 def _literal(text: str, homes: Homes, encoded: bool) -> str:
@@ -262,9 +273,9 @@ def translated_file(
     path = file.target[len(directory) :]
     if not directory or file.checksum is None or not file.size:
         return file, None
-    key, limit = objects[directory], limit_of(path)
-    format = of_metadata(path) if key[2] == NAMED else None
-    if not (format or may_name_places(path)):
+    key, format = objects[directory], of_metadata(path) if objects[directory][2] == NAMED else None
+    listing, limit = rules.format_at(key), limit_of(path, rules.format_at(key))
+    if not (format or may_name_places(path) or listing.names_places(path)):
         return file, None
     about = rules.object_at(*key[:4]) or (key[1:3], key[3])
     if file.size > limit:
@@ -273,7 +284,9 @@ def translated_file(
     if data is None:
         return file, None
     homes = _homes_at(key, rules)
-    if format:
+    if listing.names_places(path):
+        content, source = listing.translated_places(data, partial(_line_at, key, rules))
+    elif format:
         content, source = translated_metadata(format, path, data, homes, rules.placement.databases)
     else:
         content, source = translated(path, data, homes)
@@ -291,6 +304,51 @@ def _homes_at(key: EntryKey, rules: FileRules) -> Homes:
     if found is not None and (home := found[0].location):
         pairs.append((home, placement.inside(found[0].db, home, home)))
     return homes_of([*pairs, *of_databases(placement)])
+
+
+def _line_at(key: EntryKey, rules: FileRules, line: str) -> str | None:
+    """Returns a place in a file of an object as it is on the target; None if neither a table of the same database nor
+    a mapping has it there."""
+    found, placement = rules.rules_of(*key[:4]), rules.placement
+    if found is None or rules.known is None or is_published(line):
+        return None
+    if (mapped := _moved(line, homes_of(placement.mappings))) is not None:
+        return mapped
+    with suppress(Error):
+        place = _whole(line, placement.source_locations[found[0].db])
+        there = placement.table(found[0].db, place)
+        if normal(there) == normal(place) or _is_known(folded(there), rules.known):
+            return _moved(line, homes_of([(place, there)]))
+    return None
+
+
+def _whole(line: str, home: str) -> str:
+    """Returns a place with the store of a database if it names none. home: the location of the database."""
+    given, head = _PLACE.fullmatch(line), split_authority(home)[0]
+    below = _below(given, f"{head}/", False) if given else None
+    return line if below is None else f"{head}{below}"
+
+
+def _is_known(place: str, known: Collection[str]) -> bool:
+    while place not in known and parent(place) != place:
+        place = parent(place)
+    return place in known
+
+
+def known_tables(plan: Plan, target: MetastoreReader) -> frozenset[str] | None:
+    """Returns the directories of the tables that the target has after a load, for tables whose files list places. None
+    if the load has none of these, or publishes by snapshots: each load moves tables then."""
+    steps = {step.name: step.table for step in plan.tables if step.table and not step.shared}
+    if plan.snapshot or not any(plan.format_of(step.lineage.table).lists_places for step in plan.tables):
+        return None
+    gone = {(each.db, each.name) for each in plan.drops} | {each.name for each in plan.left_out}
+    gone |= {step.rename_from for step in plan.tables if step.rename_from} | {step.name for step in plan.tables}
+    found = list(steps.values())
+    for name in plan.placement.databases.values():
+        with suppress(ObjectNotFound):
+            there = target.tables(name, target.table_names(name))
+            found += [each for each in there if (each.db, each.name) not in gone and has_replicated_data(each)]
+    return frozenset(folded(each.location) for each in found if each.location and not each.is_view)
 
 
 def of_databases(placement: Placement) -> list[tuple[str | None, str | None]]:
@@ -328,25 +386,50 @@ def reason(files: Mapping[str, str]) -> str:
 
 
 class NamingTask(msgspec.Struct, frozen=True):
-    """A directory of the target, and the locations that its files may name."""
+    """A directory of the target, the locations that its files may name, and the name of its table's format."""
 
     directory: str
     homes: Homes
+    format: str = PLAIN.name
+
+
+def homes_afterwards(source: Table, target: Table, plan: Plan, known: Collection[str] | None) -> Homes:
+    """Returns the locations that files of a replica must not name; those that it may name, if its files list places."""
+    if not plan.format_of(source).lists_places:
+        return homes_of([(source.location, target.location), *of_databases(plan.placement)])
+    places = () if known is None else (*(place for _, place in plan.placement.mappings), *known)
+    return homes_of((place, place) for place in places)
+
+
+def naming_tasks(
+    directories: Iterable[str], table: tuple[Table, Table], plan: Plan, known: Collection[str] | None
+) -> list[NamingTask]:
+    """Returns the tasks for directories of a table. table: at the source and on the target; known: as `FileRules`."""
+    source, target = table
+    format, pairs = plan.format_of(source), [(source.location, target.location), *of_databases(plan.placement)]
+    if format.lists_places:  # then its files must name places of the target
+        places = () if known is None else (*(place for _, place in plan.placement.mappings), *known)
+        pairs = [(place, place) for place in places]
+    return [NamingTask(each, homes_of(pairs), format.name) for each in directories]
 
 
 def run_naming_task(task: NamingTask) -> dict[str, str]:
     """Returns the files of a directory that name a location of the source, by their paths, each with that location."""
-    found, listing = dict[str, str](), list_tree(task.directory)
+    found, listing, format = dict[str, str](), list_tree(task.directory), FORMATS[task.format]
     for file in listing.files if listing else ():
-        if may_name_places(file.path_relative) and (said := _named_at(task.directory, file, task.homes)):
-            found[file.path_relative] = said
+        path = file.path_relative
+        if (may_name_places(path) or format.names_places(path)) and (said := _named_at(task, file, format)):
+            found[path] = said
     return found
 
 
-def _named_at(directory: str, file: FileState, homes: Homes) -> str:
-    limit = limit_of(file.path_relative)
+def _named_at(task: NamingTask, file: FileState, format: TableFormat) -> str:
+    path, limit = file.path_relative, limit_of(file.path_relative, format)
     if file.size > limit:
         return TOO_LARGE if limit == LARGEST else ""
-    with suppress(FileNotFoundError), located(join(directory, file.path_relative)).open_stream() as stream:
-        return named_in(at_most(stream, limit), homes)
+    with suppress(FileNotFoundError), located(join(task.directory, path)).open_stream() as stream:
+        data = at_most(stream, limit)
+        if format.names_places(path):
+            return translated(path, data, task.homes, format)[1]
+        return named_in(data, task.homes)
     return ""

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cmroot.store import objects
@@ -29,7 +29,14 @@ from replicator.core.text import count_text
 from replicator.errors import ChecksumMismatch, Error, FilesMissing, ObjectNotFound, Refused
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.replay.apply.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
-from replicator.replay.apply.named_places import Naming, NamingTask, homes_of, of_databases, reported, run_naming_task
+from replicator.replay.apply.named_places import (
+    Naming,
+    NamingTask,
+    known_tables,
+    naming_tasks,
+    reported,
+    run_naming_task,
+)
 from replicator.replay.apply.origins import Roots
 from replicator.replay.apply.publication import PublishTask, run_publish_task
 from replicator.replay.apply.staging import Attempt, fenced, give_up_attempts, noted
@@ -149,7 +156,8 @@ def run_files(replay: Replay, purpose: str, *, late: bool = False) -> CopyReport
     metadata, plan, roots, runtime = replay.reader.metadata, replay.plan, replay.roots, replay.runtime
     files = metadata.removed if purpose == REMOVE else metadata.files
     size = metadata.bytes if purpose in (COPY, COMPARE) else 0
-    engine, parts, rules = runtime.engines.for_work(files, size), replay.parts, plan.file_rules()
+    known = known_tables(plan, replay.target) if purpose in (COPY, COMPARE) else None
+    engine, parts, rules = runtime.engines.for_work(files, size), replay.parts, replace(plan.file_rules(), known=known)
     wanted = max(engine.parallelism, size // TASK_BYTES, files // TASK_FILES)
     shares = max(1, -(-wanted // len(parts)))
     more: dict[str, Any] = {
@@ -183,15 +191,15 @@ def look_again(replay: Replay) -> None:
     """Examines the objects of a load of which an earlier load reported files that name the source, and replaces these
     reports. Called when all metadata is on the target."""
     plan, tasks, about = replay.plan, list[NamingTask](), list[tuple[Name, str]]()
+    known = known_tables(plan, replay.target) if plan.named else None
     for each in plan.named:
         step = next((step for step in plan.tables if step.lineage.before == tuple(each.object.split(".", 1))), None)
         if step is not None and step.table is not None and step.lineage.table is not None:
             fates = (fate.now or "" for fate in step.lineage.fates if fate.before == each.partition)
             partition = next(fates, each.partition)
-            pairs = [(step.lineage.table.location, step.table.location), *of_databases(plan.placement)]
-            for place in _places(replay.target, step.name, partition):
-                tasks.append(NamingTask(place, homes_of(pairs)))
-                about.append((step.name, partition))
+            places = _places(replay.target, step.name, partition)
+            tasks += naming_tasks(places, (step.lineage.table, step.table), plan, known)
+            about += [(step.name, partition)] * len(places)
     engine = replay.runtime.engines.for_work(len(tasks))
     found = [
         Naming(name, partition, path, source)
