@@ -52,7 +52,8 @@ class FilePair:
     format as which it is compared; `pointer`: the target's metadata file to which the metastore leads readers. `tree`:
     the name of the source's format, whose tree captures follow from `tops` on. Of a transactional table: `state`: the
     source's write ids, whose files are compared; `renamed`: paths on the source that differ from those on the replica.
-    `outside`: places of the source's files outside of its location, by their paths on the replica."""
+    `outside`: places of the source's files outside of its location, by their paths on the replica. `store`:
+    the location of its database at the source, if its files list places."""
 
     name: str
     source: str
@@ -67,6 +68,7 @@ class FilePair:
     renamed: Mapping[str, str] = field(default_factory=dict)
     format: str = PLAIN.name
     outside: Mapping[str, str] = field(default_factory=dict)
+    store: str = ""
 
     def both(self, path: str) -> tuple[str, str]:
         """Returns the places of a file on both sides, by its path on the replica."""
@@ -227,7 +229,8 @@ def _compare_indexes(
 ) -> None:
     """Compares files of the target with translations of the source's, whatever the level: sizes differ, too. paths:
     those that may name places; indexes: those that are translated."""
-    homes, format = homes_of([(pair.source, pair.target), *pair.homes]), FORMATS[pair.format]
+    format = FORMATS[pair.format]
+    homes = homes_of([(pair.source, pair.target), *pair.homes], roots=format.lists_places)
     naming = dict[str, str]()
     for path in paths:
         if path not in indexes:
@@ -240,7 +243,7 @@ def _compare_indexes(
         except FileNotFoundError:
             _add(report, pair, "file extra", path, None, _checksum(there))
             continue
-        content, named = translated(path, data, homes, format)
+        content, named = translated(path, data, homes, format, pair.store)
         wanted, found = checksum_stream(io.BytesIO(content))[0], _checksum(there)
         if wanted != found:
             _add(report, pair, "file content" if found else "file missing", path, wanted, found)

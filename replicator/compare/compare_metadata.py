@@ -312,7 +312,8 @@ class MetadataComparison:
         """Returns the fields of a `FilePair` by which files that name places are compared."""
         if not (format := self._format_of(table)).lists_places:
             return {"homes": of_databases(placement)}
-        return {"format": format.name, "homes": self._homes_of_tables(table.db)}
+        named, store = self._homes_of_tables(table.db), placement.source_locations[table.db]
+        return {"format": format.name, "homes": named, "store": store}
 
     @cached_property
     def _warehouse(self) -> str | None:

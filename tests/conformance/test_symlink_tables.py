@@ -14,13 +14,22 @@ from typing import Any
 import msgspec
 import pytest
 from command_line import Answer, command
+from hive_sql import HiveSql
 from lab import Lab
+from metastores import MetastoreFactory, shared
 from plain_tables import PlainDatabase, text_storage
+from pool import Pool
+from stores import moto_bucket, s3a_as_directories
 
+from cmroot.store.place import Place
 from replicator.core.formats.symlink_table import NOT_TEXT, SYMLINK, UNTRANSLATED, SymlinkTable
 from replicator.core.model import EXTERNAL, Partition, Storage, Table
 from replicator.replay.apply import named_places
 from replicator.replay.apply.named_places import homes_of, translated
+from replicator.replay.placement import Placement
+from replicator.replay.plan import FileRules, TableRule
+
+__all__ = ["moto_bucket"]
 
 LINKS = "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"
 
@@ -220,10 +229,12 @@ def test_roles_change_and_links_are_translated_back(pair: Lab) -> None:
     assert rows(db, "links") == ["2"]
 
 
-def test_a_past_state_is_restored_with_links_to_it(fixture: Lab) -> None:
+def test_a_past_state_is_restored_with_links_to_it(fixture: Lab, tmp_path: Path) -> None:
+    """Lines to data outside of the database stay: of the database itself they are right."""
     db = fixture.source
     db.table("events", {"a": "1", "b": "2"})
-    symlinks(db, "links", {"l": f"file:{db.home}/events/a\n"})
+    db.write(str(tmp_path / "elsewhere"), {"x": "7"})
+    symlinks(db, "links", {"l": f"file:{db.home}/events/a\n{tmp_path}/elsewhere/x\n"})
     assert fixture.capture().code == 0
     event = db.metastore.current_event_id()
     db.table("later")
@@ -233,13 +244,36 @@ def test_a_past_state_is_restored_with_links_to_it(fixture: Lab) -> None:
     into = PlainDatabase(db.metastore, f"{fixture.name}_old", db.home.parent)
     about = ["--cmroot", str(fixture.cmroot), "--db", fixture.name, "--to", str(event), "--engine", "local"]
     restored = command("restore", *about, "--target", fixture.source_uri, "--into", into.name)
-    assert (restored.code, restored.output["not_replicated"]) == (0, []), restored
-    assert rows(into, "links") == ["1"] and rows(db, "links") == ["3"]
+    assert (restored.code, list(gaps(restored))) == (3, ["links"]), restored
+    assert f"{tmp_path}/elsewhere/x" in gaps(restored)["links"]
+    assert rows(into, "links") == ["1", "7"] and rows(db, "links") == ["3"]
     alone = command("restore", *about, "--target", fixture.source_uri, "--into", f"{into.name}er", "--table", "links")
-    assert (alone.code, list(gaps(alone))) == (3, ["links"]), alone  # the table that it names is not there
+    assert (alone.code, list(gaps(alone))) == (3, ["links"]), alone
+    assert f"{db.home}/events/a" in gaps(alone)["links"]  # the table that it names is not there
     forced = command("restore", *about, "--target", fixture.source_uri, "--into", fixture.name, "--force")
-    assert forced.code == 0, forced
-    assert rows(db, "links") == ["1"]
+    assert (forced.code, forced.output["not_replicated"]) == (0, []), forced
+    assert rows(db, "links") == ["1", "7"]
+
+
+def test_links_are_published_after_the_data_that_they_name(fixture: Lab) -> None:
+    """A load that fails leaves the lines that readers had."""
+    db = fixture.source
+    db.table("events", {"a": "1"})
+    symlinks(db, "links", {"l": f"{db.home}/events/a\n"})
+    replicated(fixture)
+    db.write("events", {"b": "2"})
+    db.write("links", {"l": f"{db.home}/events/b\n", "m": f"{db.home}/events/b\n"})
+    assert fixture.dump(since=fixture.last).code == 0
+    damaged = db.home / "events/b"  # and in the root, which has the same file
+    with damaged.open("r+b") as file:
+        file.write(b"X")
+    loaded = fixture.load()
+    assert (loaded.code, loaded.error) == (1, "FilesMissing"), loaded
+    assert without_source(fixture, "links") == ["1"]
+    with damaged.open("r+b") as file:
+        file.write(b"2")
+    assert fixture.load().code == 0
+    assert without_source(fixture, "links") == ["2", "2"]
 
 
 def test_a_dump_with_data_has_all_that_links_need(fixture: Lab) -> None:
@@ -251,6 +285,43 @@ def test_a_dump_with_data_has_all_that_links_need(fixture: Lab) -> None:
         loaded = fixture.load()
         assert (loaded.code, loaded.output["not_replicated"]) == (0, []), loaded
         assert rows(fixture.target, "links") == ["1"]
+
+
+def test_links_lead_to_a_bucket_where_the_replica_is_in_one(
+    fixture: Lab, moto_bucket: str, metastore_factory: MetastoreFactory, tmp_path: Path
+) -> None:
+    db, place = fixture.source, tmp_path / "elsewhere/ext"
+    db.table("events", {"a b": "1"})
+    external(db, "ext", place, {"x": "2"})
+    symlinks(db, "links", {"l": f"{db.home}/events/a b\nfile:{place}/x\n"})
+    mounts = tmp_path / "mounts"
+    mounts.mkdir()
+    target = metastore_factory("target", settings=s3a_as_directories(mounts, [moto_bucket]))
+    warehouse = f"{moto_bucket}/{fixture.name}"
+    assert fixture.dump().code == 0
+    about = ["--target", target.uri, "--engine", "local"]
+    loaded = command("load", str(fixture.last), *about, "--warehouse", warehouse)
+    assert (loaded.code, loaded.output["not_replicated"]) == (0, []), loaded
+    found = command("verify", "--source", fixture.source_uri, *about, "--db", fixture.name)
+    assert (found.code, found.output["status"]) == (0, "same"), found
+    lines = Place(f"{warehouse}/{fixture.name}.db/links/l").read_bytes().decode().splitlines()
+    assert [line[: len(warehouse)] for line in lines] == [warehouse] * 2
+    assert [Place(line).read_bytes() for line in lines] == [b"1", b"2"]
+
+
+def test_hive_reads_a_replicas_links(pool: Pool, tmp_path: Path) -> None:
+    with shared(pool) as metastore:
+        source = metastore("symlink-source", hive="3.1", host="0.0.0.0")
+        target = metastore("symlink-target", hive="3.1", host="0.0.0.0")
+        lab = Lab(source, target, tmp_path)
+        db = lab.source
+        db.create()
+        db.table("events", {"a %20b": "1\x01one\n", "c": "2\x01two\n"})
+        db.table("days", {"x": "3\x01three\n", "y": "4\x01four\n"})
+        symlinks(db, "links", {"l": f"file:{db.home}/events/a %20b\n{db.home}/days"})
+        replicated(lab)
+        with HiveSql(target.uri, lab.warehouse) as hive, lab.without_source():
+            assert hive(f"select a, b from {lab.name}.links") == [["1", "one"], ["3", "three"], ["4", "four"]]
 
 
 # ---- gaps ---------------------------------------------------------------------------------------------------------
@@ -277,6 +348,7 @@ def test_a_mapping_of_a_place_makes_it_replicated(fixture: Lab, tmp_path: Path) 
     symlinks(db, "links", {"l": f"file:{place}/x\n"})
     gap(fixture, "links", f"file:{place}/x")
     db.write(str(there), {"x": "2"})
+    assert verified(fixture, "--map-location", f"file:{place}=file:{place}").code == 0  # both sides read one place
     mapped = "--map-location", f"file:{place}=file:{there}"
     found = verified(fixture, *mapped)
     assert [(each["kind"], each["field"]) for each in found.output["differences"]] == [("file content", "l")]
@@ -284,6 +356,21 @@ def test_a_mapping_of_a_place_makes_it_replicated(fixture: Lab, tmp_path: Path) 
     assert verified(fixture, *mapped).code == 0
     place.rename(place.with_name("away"))
     assert without_source(fixture, "links") == ["2"]
+
+
+def test_links_to_another_database_need_a_mapping(pair: Lab) -> None:
+    """Its replica may be any policy's."""
+    a, b, other = pair.db("a"), pair.db("b"), pair.replica("b")
+    b.table("events", {"a": "1"})
+    symlinks(a, "links", {"l": f"{b.home}/events/a\n"})
+    assert [each.object for each in pair.sync().not_replicated] == [f"{a.name}.links"]
+    pair.keys["map_location"] = {f"file:{b.home}": f"file:{other.home}"}
+    a.write("links", {"l": f"file:{b.home}/events/a\n"})
+    assert pair.sync().not_replicated == []
+    checked = command("--config", str(pair.config()), "verify", pair.name, "--engine", "local")
+    assert (checked.code, checked.output["status"]) == (0, "same"), checked
+    b.home.rename(b.home.with_name("away"))
+    assert rows(pair.replica("a"), "links") == ["1"]
 
 
 def test_a_table_that_the_replica_lacks_is_a_place_that_is_not_replicated(fixture: Lab) -> None:
@@ -297,16 +384,41 @@ def test_a_table_that_the_replica_lacks_is_a_place_that_is_not_replicated(fixtur
     assert (found.code, list(gaps(found)), found.output["differences"]) == (3, ["links"], []), found
 
 
-def test_links_are_not_translated_where_each_load_moves_tables(pair: Lab) -> None:
-    pair.keys["publish"] = "snapshot"
+@pytest.mark.parametrize("before", ["mirror", "snapshot"])
+def test_links_are_not_translated_where_each_load_moves_tables(pair: Lab, before: str) -> None:
+    """Partitions, and not always their table."""
+    pair.keys["publish"] = before
     db = pair.db("a")
-    db.table("events", {"a": "1"})
-    symlinks(db, "links", {"l": f"{db.home}/events/a\n"})
-    for changes in ({"b": "2"}, {"c": "3"}, {}):
+    db.partitioned("events", {"1": {"a": "1"}})
+    symlinks(db, "links", {"l": f"{db.home}/events/p=1/a\n"})
+    assert len(pair.sync().not_replicated) == (before == "snapshot")
+    pair.keys["publish"] = "snapshot"
+    for number in range(3):
+        db.write("events/p=1", {"b": str(number)})
+        db.write("links", {"l": f"{db.home}/events/p=1/b\n" * (number + 1)})
         assert [each.object for each in pair.sync().not_replicated] == [f"{db.name}.links"]
         checked = command("--config", str(pair.config()), "verify", pair.name, "--engine", "local")
         assert (checked.code, list(gaps(checked)), checked.output["differences"]) == (3, ["links"], []), checked
-        db.write("events", changes)
+
+
+def test_links_to_a_table_that_loads_no_longer_bring_are_named(fixture: Lab) -> None:
+    db = fixture.source
+    db.table("events", {"a": "1"}, kind=EXTERNAL)
+    symlinks(db, "links", {"l": f"{db.home}/events/a\n"})
+    replicated(fixture)
+    db.alter("events", **{"spark.sql.sources.provider": "hudi"})
+    assert fixture.dump(since=fixture.last).code == 3
+    assert list(gaps(fixture.load())) == ["events"]
+    db.write("events", {"b": "2"})
+    db.write("links", {"l": f"{db.home}/events/b\n"})
+    assert fixture.dump(since=fixture.last).code == 3
+    loaded = fixture.load()
+    assert (loaded.code, sorted(gaps(loaded))) == (3, ["events", "links"]), loaded
+    db.write("links", {"l": f"{db.home}/events/a\n"})  # a range without the table
+    assert fixture.dump(since=fixture.last).code == 3
+    loaded = fixture.load()
+    assert (loaded.code, sorted(gaps(loaded))) == (3, ["events", "links"]), loaded
+    assert verified(fixture).code == 4
 
 
 @pytest.mark.parametrize(
@@ -391,16 +503,58 @@ BUCKET = homes_of([("s3a://b/k/t", "s3a://c/k/t")])
         (LOCAL, "/src/shop.db/t t/a\n/x\n/y", "/dst/x.db/t t/a\n/x\n/y", "/x"),
         (LOCAL, "file://host/src/shop.db/t t/a", None, "file://host/src/shop.db/t t/a"),
         (LOCAL, "hdfs://nn/src/shop.db/t t/a", None, "hdfs://nn/src/shop.db/t t/a"),
-        (HDFS, "hdfs://nn/w/t/a\n/w/t/b", "hdfs://mm:8020/v/t/a\n/v/t/b", ""),
+        (HDFS, "hdfs://nn/w/t/a\n/w/t/b", "hdfs://mm:8020/v/t/a\nhdfs://mm:8020/v/t/b", ""),
         (HDFS, "hdfs://other/w/t/a", None, "hdfs://other/w/t/a"),
         (BUCKET, "s3a://b/k/t/a\ns3://b/k/t/", "s3a://c/k/t/a\ns3a://c/k/t/", ""),
+        (BUCKET, "/k/t/a\nhdfs://nn/k/t", "s3a://c/k/t/a\nhdfs://nn/k/t", "hdfs://nn/k/t"),
+        (HDFS + BUCKET, "/k/t/a", None, "/k/t/a"),
         (BUCKET, "s3a://bb/k/t/a", None, "s3a://bb/k/t/a"),
+        (homes_of([("s3a://b", "s3a://c")], roots=True), "s3a://b/x", "s3a://c/x", ""),
         (homes_of([("/a", "/a"), ("/b", "/c")]), "/a/x\n/b/y", "/a/x\n/c/y", ""),
     ],
 )
 def test_lines_are_hadoops_paths(homes: Any, text: str, there: str | None, left: str) -> None:
     wanted = text if there is None else there
-    assert translated("l", text.encode(), homes, SYMLINK) == (wanted.encode(), left)
+    assert translated("l", text.encode(), homes, SYMLINK, homes[0][0]) == (wanted.encode(), left)
+
+
+@pytest.mark.parametrize(
+    ("line", "there"),
+    [
+        ("/w/shop.db/t/a", "hdfs://mm:8020/v/shop.db/t/a"),
+        ("hdfs:///w/shop.db/t/a", "hdfs://mm:8020/v/shop.db/t/a"),
+        ("hdfs://nn/w/shop.db/t/a ", "hdfs://mm:8020/v/shop.db/t/a "),
+        ("hdfs://nn:8020/w/shop.db/t", "hdfs://mm:8020/v/shop.db/t"),
+        ("hdfs://nn:8020/w/shop.db/tt/a", None),
+        ("hdfs://nn:8020/w/shop.db", None),
+        ("hdfs://oo:8020/x/ext/a", "hdfs://mm:8020/v/external/shop.db/oo_8020/x/ext/a"),
+        ("s3a://b/k/a", "hdfs://mm:8020/v/external/shop.db/b/k/a"),
+        ("s3://b/k/a", "hdfs://mm:8020/v/external/shop.db/b/k/a"),
+        ("s3a://b/l/a", None),
+        ("s3a://m/a", "s3a://n/a"),
+        ("/w/shop.db/.published/1/shop.t/a", None),
+        ("file:/w/shop.db/t/a", None),
+        ("/v/.cmroot/x", None),
+        ("//host/w", None),
+        ("x:y", None),
+    ],
+)
+def test_a_line_is_placed_where_loads_put_tables(line: str, there: str | None) -> None:
+    home = "hdfs://mm:8020/v"
+    placement = Placement(
+        databases={"shop": "shop"},
+        source_locations={"shop": "hdfs://nn:8020/w/shop.db"},
+        target_locations={"shop": f"{home}/shop.db"},
+        external=f"{home}/external",
+        mappings=[("s3a://m", "s3a://n"), ("s3a://m/d", "s3a://n/d")],
+        root=f"{home}/.cmroot",
+        apart=frozenset(["shop"]),
+    )
+    rule = TableRule(0, None, "shop", 0, "hdfs://nn:8020/w/shop.db/links", (), gone=False, format=SYMLINK.name)
+    outside = f"{home}/external/shop.db"
+    known = frozenset([f"{home}/shop.db/t", f"{outside}/oo_8020/x/ext", f"{outside}/b/k"])
+    rules = FileRules(placement, {("shop", "links"): [rule]}, 0, frozenset([SYMLINK.name]), known)
+    assert named_places._line_at((1, "shop", "links", "", ""), rules, line) == there
 
 
 def test_readers_of_links_see_no_hidden_files() -> None:

@@ -6,10 +6,10 @@ Hive reads a line up to its break as Hadoop's path: blanks at its end and `%20` 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from replicator.core.formats.interface import TableFormat
+from replicator.core.formats.interface import Loading, TableFile, TableFormat
 
 UNTRANSLATED = "a table of symbolic links: its files name the source's files"  # of releases that translated none
 NOT_TEXT = "in text that is not UTF-8"  # in place of a location
@@ -24,6 +24,13 @@ class SymlinkTable(TableFormat):
 
     def names_places(self, path: str) -> bool:
         return not any(name.startswith("_") for name in path.split("/"))
+
+    def waits(self, path: str) -> bool:
+        return self.names_places(path)
+
+    def publish(self, files: Sequence[TableFile], load: Loading) -> None:
+        for file in files:
+            load.place(file)
 
     def translated_places(self, data: bytes, move: Callable[[str], str | None]) -> tuple[bytes, str]:
         left = ""
@@ -49,5 +56,6 @@ SYMLINK = SymlinkTable(
     "symbolic links",
     readers=("org.apache.hadoop.hive.ql.io.symlinktextinputformat.",),
     no_purge="a table of symbolic links: its rows are other tables' files, so erase them there",
+    special=True,
     lists_places=True,
 )

@@ -113,6 +113,12 @@ class CopyReport(CopyCounts):
     lacking: dict[tuple[str, str], str] = field(default_factory=dict)
     copies: dict[str, tuple[int, int]] = field(default_factory=dict)
 
+    def note_naming(self, naming: Naming | None) -> None:
+        """Counts a file that names a place of the source."""
+        self.naming_count += naming is not None
+        if naming is not None and len(self.naming) < MISSING_SHOWN:
+            self.naming.append(naming)
+
     def note_copy(self, directory: str, files: int, size: int) -> None:
         """Counts files to copy into a directory of the target."""
         before = self.copies.get(directory, (0, 0))
@@ -168,8 +174,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
                 file, naming = translated_data(file, tables.formats[home], load)
             elif task.purpose != PROBE and (lists or may_name_places(file.target) or of_metadata(file.target)):
                 file, naming = translated_file(file, homes, task.rules, how)
-            done.naming += [naming] if naming and len(done.naming) < MISSING_SHOWN else []
-            done.naming_count += naming is not None
+            done.note_naming(naming)
             if task.purpose == PROBE:
                 placed = probe_file(file, task.roots)
             elif task.purpose == COMPARE and home and _is_there(file, home, tables):

@@ -184,13 +184,14 @@ class Mover:
 @dataclass
 class TableLoad:
     """The load of one table or partition, for its format: `Loading`. key: of its entries; note: gets the outcome of
-    each file."""
+    each file; listed: returns a file with the bytes that it has on the target, if it lists places."""
 
     directory: str
     key: EntryKey
     rules: FileRules
     how: Placing
     note: Callable[[Wanted, Placed], None] = lambda file, placed: None
+    listed: Callable[[Wanted], Wanted] = lambda file: file
 
     @cached_property
     def pointer(self) -> str:
@@ -234,7 +235,7 @@ class TableLoad:
         return False
 
     def place(self, file: TableFile, content: bytes | None = None) -> bool:
-        wanted = _wanted(file) if content is None else with_content(_wanted(file), content)
+        wanted = self.listed(_wanted(file)) if content is None else with_content(_wanted(file), content)
         placed = place_file(wanted, self.how)
         self.note(wanted, placed)
         return placed.origin != "missing"

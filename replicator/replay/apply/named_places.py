@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from urllib.parse import unquote, unquote_to_bytes
@@ -52,27 +52,28 @@ _PLACE = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authorit
 _QUOTED = re.compile(r'[\x00-\x20%"<>\\^`{|}#?\[\]\x7f]')  # by `java.net.URI`
 
 
-def homes_of(pairs: Iterable[tuple[str | None, str | None]]) -> Homes:
+def homes_of(pairs: Iterable[tuple[str | None, str | None]], *, roots: bool = False) -> Homes:
     """Returns homes in their order; of several pairs with one source location the first counts. Leaves out pairs
-    without a location, and a filesystem's root, which every path would name."""
+    without a location, and, unless `roots`, a filesystem's root, which every path would name."""
     found: dict[str, str] = {}
     for source, target in pairs:
-        if source and target and split_authority(folded(source))[1].strip("/"):
+        if source and target and (roots or split_authority(folded(source))[1].strip("/")):
             found.setdefault(folded(source), tidied(target))
     return tuple(sorted(found.items(), key=lambda pair: (-len(pair[0]), pair)))
 
 
 def limit_of(path: str, format: TableFormat) -> int:
     """Returns the size in bytes up to which a file is examined, by its path in its object's directory."""
-    return LARGEST if _STREAM_LOG.fullmatch(path) or format.names_places(path) else SMALL
+    known = _STREAM_LOG.fullmatch(path) or _MANIFEST.fullmatch(path) or format.names_places(path)
+    return LARGEST if known else SMALL
 
 
-def translated(path: str, data: bytes, homes: Homes, format: TableFormat = PLAIN) -> tuple[bytes, str]:
+def translated(path: str, data: bytes, homes: Homes, format: TableFormat = PLAIN, store: str = "") -> tuple[bytes, str]:
     """Returns the content of a file for the target, and a location of the source that it still names ("": none).
     path: in its object's directory. Only formats that are known to name files are translated; a path is translated to
-    the target's form of the same object, all other bytes stay. format: of the table."""
+    the target's form of the same object, all other bytes stay. format, store: of the table and its database."""
     if format.names_places(path):
-        return format.translated_places(data, lambda line: None if is_published(line) else _moved(line, homes))
+        return format.translated_places(data, lambda line: _moved_line(line, homes, store))
     with suppress(UnicodeDecodeError):
         if _STREAM_LOG.fullmatch(path) or _COMMITTED.fullmatch(path):
             encoded = not _COMMITTED.fullmatch(path)
@@ -310,21 +311,32 @@ def _line_at(key: EntryKey, rules: FileRules, line: str) -> str | None:
     """Returns a place in a file of an object as it is on the target; None if neither a table of the same database nor
     a mapping has it there."""
     found, placement = rules.rules_of(*key[:4]), rules.placement
-    if found is None or rules.known is None or is_published(line):
+    if found is None or rules.known is None:
         return None
-    if (mapped := _moved(line, homes_of(placement.mappings))) is not None:
+    store = placement.source_locations.get(found[0].db, "")
+    if (mapped := _moved_line(line, homes_of(placement.mappings, roots=True), store)) is not None:
         return mapped
     with suppress(Error):
-        place = _whole(line, placement.source_locations[found[0].db])
+        place = _whole(line, store)
         there = placement.table(found[0].db, place)
         if normal(there) == normal(place) or _is_known(folded(there), rules.known):
-            return _moved(line, homes_of([(place, there)]))
+            return _moved_line(line, homes_of([(place, there)]), store)
     return None
 
 
-def _whole(line: str, home: str) -> str:
-    """Returns a place with the store of a database if it names none. home: the location of the database."""
-    given, head = _PLACE.fullmatch(line), split_authority(home)[0]
+def _moved_line(line: str, homes: Homes, store: str) -> str | None:
+    """Returns a place in a file of a table as it is on the target; None for one that is not in the locations, or that a
+    load has published. store: the location of the table's database, on whose filesystem plain paths are."""
+    place = _whole(line, store)
+    for home in () if is_published(place) else homes:
+        if (now := _moved(place, (home,))) is not None:
+            return _moved(line, (home,)) if now == place or is_local(home[1]) else now
+    return None
+
+
+def _whole(line: str, store: str) -> str:
+    """Returns a place with its filesystem, if it is on that of a database."""
+    given, head = _PLACE.fullmatch(line), split_authority(store)[0]
     below = _below(given, f"{head}/", False) if given else None
     return line if below is None else f"{head}{below}"
 
@@ -375,6 +387,13 @@ def reported(found: Iterable[Naming], name_of: Callable[[tuple[str, str]], str])
     return [NotReplicated(name, reason(files), partition) for (name, partition), files in objects.items()]
 
 
+def note_naming(plan: Plan, found: Sequence[Naming], count: int) -> None:
+    """Adds copied files that name the source to the reports of a load. count: theirs, and of those beyond the list."""
+    plan.lacked[:0] = reported(found, plan.source_of)
+    if count > len(found):
+        plan.warnings.append(f"{count - len(found):,} more files name locations of the source")
+
+
 def reason(files: Mapping[str, str]) -> str:
     """Returns the reason for files of one object: their paths, each with the location that it names."""
     paths = sorted(files)
@@ -386,11 +405,13 @@ def reason(files: Mapping[str, str]) -> str:
 
 
 class NamingTask(msgspec.Struct, frozen=True):
-    """A directory of the target, the locations that its files may name, and the name of its table's format."""
+    """A directory of the target, the locations that its files may name, the name of its table's format, and the
+    location of its database."""
 
     directory: str
     homes: Homes
     format: str = PLAIN.name
+    store: str = ""
 
 
 def homes_afterwards(source: Table, target: Table, plan: Plan, known: Collection[str] | None) -> Homes:
@@ -410,7 +431,8 @@ def naming_tasks(
     if format.lists_places:  # then its files must name places of the target
         places = () if known is None else (*(place for _, place in plan.placement.mappings), *known)
         pairs = [(place, place) for place in places]
-    return [NamingTask(each, homes_of(pairs), format.name) for each in directories]
+    homes, store = homes_of(pairs, roots=format.lists_places), plan.placement.target_locations.get(source.db, "")
+    return [NamingTask(each, homes, format.name, store) for each in directories]
 
 
 def run_naming_task(task: NamingTask) -> dict[str, str]:
@@ -430,6 +452,6 @@ def _named_at(task: NamingTask, file: FileState, format: TableFormat) -> str:
     with suppress(FileNotFoundError), located(join(task.directory, path)).open_stream() as stream:
         data = at_most(stream, limit)
         if format.names_places(path):
-            return translated(path, data, task.homes, format)[1]
+            return translated(path, data, task.homes, format, task.store)[1]
         return named_in(data, task.homes)
     return ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
@@ -16,12 +17,14 @@ from replicator.core.formats.interface import TableFormat
 from replicator.replay.apply.copy_task import CopyReport, count, entries, fold_entries, is_foreign
 from replicator.replay.apply.copying import Placed, Placing, kept_prefixes, remove_file
 from replicator.replay.apply.format_files import TableDirectories, TableLoad
+from replicator.replay.apply.named_places import translated_file
 from replicator.replay.apply.origins import Directories, Roots, Wanted, directory_of, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted
 from replicator.replay.plan import EntryKey, FileRules
 
 _NOWHERE: EntryKey = (0, "", "", "", "")  # of a table in one file
 _PATHS = "|".join(each.paths for each in FORMATS.values() if each.paths)
+_LISTS = {each.name for each in FORMATS.values() if each.lists_places}
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ def run_publish_task(task: PublishTask, fence: Fence = OPEN) -> PublishReport:
     """Lets directories appear, and publishes the files of a task's tables, each in the order of its format, until a
     file is not available. May run twice."""
     report, kept, homes = PublishReport(), kept_prefixes(task.roots.target), dict[str, EntryKey]()
-    rows = (rows.filter(pc.match_substring_regex(rows["path"].cast("string"), _PATHS)) for rows in entries(task.parts))
-    wanted, _ = fold_entries(rows, task.rules, homes=homes)
+    wanted, _ = fold_entries(_rows(task), task.rules, homes=homes)
     tables = TableDirectories.of(homes, task.rules)
     waiting = [each for each in _waiting(wanted, tables, homes) if _is_of(each.directory, task)]
     fence.check()
@@ -79,8 +81,27 @@ def run_publish_task(task: PublishTask, fence: Fence = OPEN) -> PublishReport:
             if not task.over:
                 report.foreign |= {file.target: format.said for file in files if is_foreign(file, format, task.roots)}
             if not report.foreign:
-                format.publish(files, TableLoad(directory, homes.get(directory, _NOWHERE), task.rules, how, note))
+                key, listed = homes.get(directory, _NOWHERE), partial(_listed, report, homes, task.rules, how)
+                load = TableLoad(directory, key, task.rules, how, note)
+                format.publish(files, replace(load, listed=listed) if format.lists_places else load)
     return report
+
+
+def _rows(task: PublishTask) -> Iterator[pa.Table]:
+    """Yields the entries among which files may wait: by their paths, or of tables any of whose files may."""
+    rules = task.rules.tables.items()
+    names = pa.array(sorted({name[1] for name, each in rules if any(rule.format in _LISTS for rule in each)}))
+    for rows in entries(task.parts):
+        waits = pc.match_substring_regex(rows["path"].cast("string"), _PATHS)
+        if len(names):
+            waits = pc.or_(waits, pc.is_in(rows["table"].cast("string"), names))
+        yield rows.filter(waits)
+
+
+def _listed(report: PublishReport, homes: dict[str, EntryKey], rules: FileRules, how: Placing, file: Wanted) -> Wanted:
+    file, naming = translated_file(file, homes, rules, how)
+    report.copied.note_naming(naming)
+    return file
 
 
 def _waiting(files: Sequence[Wanted], tables: TableDirectories, homes: dict[str, EntryKey]) -> list[_Waiting]:

@@ -34,6 +34,7 @@ from replicator.replay.apply.named_places import (
     NamingTask,
     known_tables,
     naming_tasks,
+    note_naming,
     reported,
     run_naming_task,
 )
@@ -111,9 +112,9 @@ def _publish_waiting(parts: Iterable[str], replay: Replay) -> CopyReport:
         return done
     engine, plan, roots = replay.runtime.engines.for_work(len(places)), replay.plan, replay.roots
     about = plan.replaces_commits, plan.rereads, plan.snapshot is not None
+    rules = replace(plan.file_rules(), known=known_tables(plan, replay.target))
     tasks = [
-        PublishTask(places, plan.file_rules(), roots, share, engine.parallelism, *about)
-        for share in range(engine.parallelism)
+        PublishTask(places, rules, roots, share, engine.parallelism, *about) for share in range(engine.parallelism)
     ]
     foreign = dict[str, str]()
     with replay.runtime.progress.task("publish logs", total=len(tasks)) as advance:
@@ -125,6 +126,7 @@ def _publish_waiting(parts: Iterable[str], replay: Replay) -> CopyReport:
             advance(1)
     if foreign:
         raise foreign_commits(foreign)
+    note_naming(plan, done.naming, done.naming_count)
     return done
 
 
@@ -156,7 +158,7 @@ def run_files(replay: Replay, purpose: str, *, late: bool = False) -> CopyReport
     metadata, plan, roots, runtime = replay.reader.metadata, replay.plan, replay.roots, replay.runtime
     files = metadata.removed if purpose == REMOVE else metadata.files
     size = metadata.bytes if purpose in (COPY, COMPARE) else 0
-    known = known_tables(plan, replay.target) if purpose in (COPY, COMPARE) else None
+    known = known_tables(plan, replay.target) if purpose == COMPARE else None
     engine, parts, rules = runtime.engines.for_work(files, size), replay.parts, replace(plan.file_rules(), known=known)
     wanted = max(engine.parallelism, size // TASK_BYTES, files // TASK_FILES)
     shares = max(1, -(-wanted // len(parts)))
@@ -179,11 +181,7 @@ def run_files(replay: Replay, purpose: str, *, late: bool = False) -> CopyReport
             advance(1, files=report.files_seen or report.files_removed, size=report.bytes_seen if size else 0)
     for name, text in total.lacking.items():
         plan.stays.lack(name, text)
-    if total.naming:
-        plan.lacked[:0] = reported(total.naming, plan.source_of)
-        if total.naming_count > len(total.naming):
-            unnamed = total.naming_count - len(total.naming)
-            plan.warnings.append(f"{unnamed:,} more files name locations of the source")
+    note_naming(plan, total.naming, total.naming_count)
     return total
 
 
