@@ -291,9 +291,8 @@ class MetadataComparison:
             format, tree = self._format_of(source), format_of(source)
             naming, pointer = self._naming(source, placement), format.pointer(target)
             naming["format"] = format.name if pointer or not format.translates else PLAIN.name
-            size = recorded_size(source.parameters)
-            pair = FilePair(name, source.location, target.location, size, pointer=pointer, **naming)
-            pair = replace(pair, tree=tree.name, tops=tree.tree_tops(source))
+            naming |= {"pointer": pointer, "tree": tree.name, "tops": tree.tree_tops(source)}
+            pair = FilePair(name, source.location, target.location, recorded_size(source.parameters), **naming)
             yield from self._files(homes, pair)
 
     def _files(self, homes: Homes, pair: FilePair) -> Iterator[FilePair]:

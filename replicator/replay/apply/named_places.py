@@ -414,14 +414,6 @@ class NamingTask(msgspec.Struct, frozen=True):
     store: str = ""
 
 
-def homes_afterwards(source: Table, target: Table, plan: Plan, known: Collection[str] | None) -> Homes:
-    """Returns the locations that files of a replica must not name; those that it may name, if its files list places."""
-    if not plan.format_of(source).lists_places:
-        return homes_of([(source.location, target.location), *of_databases(plan.placement)])
-    places = () if known is None else (*(place for _, place in plan.placement.mappings), *known)
-    return homes_of((place, place) for place in places)
-
-
 def naming_tasks(
     directories: Iterable[str], table: tuple[Table, Table], plan: Plan, known: Collection[str] | None
 ) -> list[NamingTask]:
