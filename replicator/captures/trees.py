@@ -203,6 +203,8 @@ def _look(part: TreePart, root: str, file: WantedFile) -> _Looked:
 Record = Callable[[Sequence[DataObject], Rows | pa.Table], None]  # see `Contents.record`
 Groups = Callable[[Sequence[DataObject]], Iterable[tuple[Keeper, Sequence[DataObject]]]]
 
+REACHED = """CREATE TEMP TABLE IF NOT EXISTS reached (table_id INTEGER, path TEXT, level INTEGER, leads, fresh,
+  PRIMARY KEY (table_id, path)) WITHOUT ROWID"""
 _HAVING = ", ".join(repr(each.name) for each in FORMATS.values() if each.has_tree)
 _UNLISTED = f"""SELECT t.id, 0, t.db, t.name, '', t.location, t.touched, f.format FROM formats f
   JOIN tables t ON t.id = f.table_id WHERE f.format IN ({_HAVING}) AND NOT t.listed AND t.location <> ''
@@ -231,8 +233,7 @@ class Trees:
     def __init__(self, log: Recording, root: str, runtime: Runtime, record: Record) -> None:
         self._log, self._manifest, self._root, self._runtime, self._record = log, log.manifest, root, runtime, record
         self.changed, self.lacking = set[int](), dict[str, tuple[int, str]]()
-        columns = "table_id, path, level, leads, fresh, PRIMARY KEY (table_id, path)"
-        self._manifest.change(f"CREATE TEMP TABLE IF NOT EXISTS reached ({columns}) WITHOUT ROWID", ())
+        self._manifest.change(REACHED, ())
 
     def walk(self, groups: Groups, missing: list[tuple[DataObject, str]]) -> list[DataObject]:
         """Walks every unlisted table that has a tree, and marks it as listed, unless its metadata file is missing.

@@ -15,6 +15,7 @@ import pytest
 
 from cmroot.errors import Error, FormatError, StorageUnreachable
 from cmroot.log.captured import FILES
+from replicator.captures import trees
 from replicator.captures.inventory import last_recorded
 from replicator.captures.manifest import Manifest, opened
 from replicator.captures.trees import remember_log_file
@@ -201,3 +202,13 @@ def test_logs_that_an_earlier_release_read_are_read_again_for_what_they_name(tmp
         older.execute("DELETE FROM state WHERE key = 'trees'")
         older.commit()
     assert Manifest(path).select("SELECT count(*) FROM log_files") == [(0,)]
+
+
+@pytest.mark.parametrize("name", ["_UNLISTED", "_LEVEL", "_EXPAND", "_UNREAD", "_UNREACHED", "_UNUSED"])
+def test_queries_about_trees_read_each_file_once(tmp_path: Path, name: str) -> None:
+    """A plan without an index would compare each file of a table with each other one."""
+    manifest, query = Manifest(tmp_path / "m.sqlite"), getattr(trees, name)
+    manifest.change(trees.REACHED, ())
+    about = [1] * (2 if "?1" in query else query.count("?"))
+    steps = [row[3] for row in manifest.select(f"EXPLAIN QUERY PLAN {query}", *about)]
+    assert steps and not [each for each in steps if each.startswith("SCAN")], steps
