@@ -1,16 +1,19 @@
-"""The log of a Delta table: the names in it and their order, and the files that its last version names. Reads JSON and
-Parquet; accesses no store.
+"""The log of a Delta table: the names in it and their order, the files that its last version names, and its translation
+to other locations. Reads and writes JSON and Parquet; accesses no store.
 
 The log defines the table: a version names its data files, and a reader uses the highest version that the log contains
 without a gap. So a log is listed before its data files, and published after them, in the order of its versions. The
 protocol (github.com/delta-io/delta, PROTOCOL.md): the newest complete checkpoint with its sidecars, then the commits
-after it. Paths are URL-encoded and relative to the table, or absolute if they are outside of it.
+after it. Paths are URL-encoded and relative to the table, or absolute, as those of other tables' files are. A
+translation changes absolute paths, and sizes of translated files; the same input always gives the same bytes.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
@@ -22,6 +25,7 @@ from cmroot.errors import FormatError
 
 LOG = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
+SIDECARS = "_sidecars"  # directory of a log: parts of checkpoints of version 2
 
 _BELOW = re.compile(rf"(?:^|/){LOG}/([^/]+(?:/[^/]+)*)$")
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -41,14 +45,14 @@ def in_log(path: str) -> str | None:
 
 
 def rank(path: str) -> tuple[int, int] | None:
-    """Returns the order in which a file of a log is published, among those of its table: checkpoints and their parts,
+    """Returns the order in which a file of a log is published, among those of its table: sidecars, then checkpoints,
     then commits by version, then the name of the last checkpoint. None for data, which is published before them all."""
     name = in_log(path)
     if name is None:
         return None
     if commit := _COMMIT.fullmatch(name):
         return COMMIT, int(commit[1])
-    return (LAST, 0) if name == LAST_CHECKPOINT else (BESIDE, 0)
+    return (LAST, 0) if name == LAST_CHECKPOINT else (BESIDE, int(not name.startswith(f"{SIDECARS}/")))
 
 
 def commit_version(path: str) -> int | None:
@@ -109,27 +113,47 @@ def beyond(names: Iterable[str]) -> set[str]:
 # ---- contents --------------------------------------------------------------------------------------------------------
 
 
+class Unreadable(FormatError):
+    """A file of a log is damaged, or is not one: readers of the table fail at it, too, or do not read it."""
+
+
 Action = dict[str, Any]
 Open = Callable[[str], BinaryIO]  # a file of the log, by its name in it
+Move = Callable[[str], str]
+"""Returns an absolute path of the source as it is on the target, both URL-encoded. Raises FormatError for any other."""
+SizeOf = Callable[[str], int]  # bytes of a sidecar of the target, by its name
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_ACTIONS = ("add", "remove", "sidecar")
+_NAMING = ("add", "remove", "cdc", "sidecar")
+_OF_TABLE = ("protocol", "metaData.configuration")  # columns of a checkpoint that describe the table
+_COORDINATED = {"coordinatedCommits", "managedCommit", "catalogManaged", "catalogOwned"}  # without `-preview`
+_COORDINATOR = "delta.coordinatedCommits.commitCoordinator"  # begin of a table property
+_OF_SIZES = ("sizeInBytes", "v2Checkpoint", "checksum")  # optional, in a `_last_checkpoint`: sizes of translated files
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _DIGITS = {letter: number for number, letter in enumerate(_ALPHABET)}
 
 
-def names_outside(path: str, file: BinaryIO) -> bool:
-    """Returns True if a file of a log names files by absolute paths. `path`: path of the log file, which determines its
-    kind; False for a kind that names no files."""
+def actions(path: str, file: BinaryIO) -> Iterator[Action]:
+    """Yields the actions that name files or describe the table, in a file of a log. `path`: path of that file, which
+    determines its kind; nothing for a kind that has no actions. Raises Unreadable."""
     name = in_log(path) or ""
-    if name.endswith(".crc") or not name.endswith((".json", ".parquet")):
-        return False
-    return any(_is_outside(action) for action in _actions(name, file))
+    if name.endswith((".json", ".parquet")):
+        with _understood(name):
+            yield from _actions(name, file)
+
+
+def outside_paths(action: Action) -> Iterator[str]:
+    """Yields the paths in an action that are absolute, or lead out of the table's directory."""
+    for kind in _NAMING:
+        for path in _paths(action.get(kind) or {}):
+            if is_whole(path) or leads_out(path):
+                yield path
 
 
 def named_files(names: Iterable[str], open_file: Open) -> set[str]:
     """Returns every file that the last version of a log names, including deletion vectors: relative to the table, or
-    absolute if the log names it so. `names`: all names in the log. Raises FormatError for a log that cannot be read."""
+    absolute if the log names it so. `names`: all names in the log. Raises FormatError for a log without versions,
+    Unreadable for a damaged one."""
     names = list(names)
     last = last_version(names)
     if last is None:
@@ -156,22 +180,43 @@ def is_whole(path: str) -> bool:
     return path.startswith("/") or bool(_SCHEME.match(path))
 
 
+def is_coordinated(action: Action) -> bool:
+    """Returns True if a protocol or the metadata of a table leaves its commits to a coordinator, such as a catalog: the
+    newest ones need not be in the log."""
+    protocol = action.get("protocol") or {}
+    features = [*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())]
+    settings = dict((action.get("metaData") or {}).get("configuration") or {})
+    return any(name.removesuffix("-preview") in _COORDINATED for name in features) or any(
+        value for key, value in settings.items() if key.startswith(_COORDINATOR)
+    )
+
+
+def leads_out(path: str) -> bool:
+    """Returns True if a path in a log has a part `..`, so that its text does not show where it leads."""
+    return ".." in path.split("/")
+
+
 def _in_sidecars(path: str) -> str:
-    return path if is_whole(path) or "/" in path else f"_sidecars/{path}"
+    return f"{SIDECARS}/{unquote(path).rpartition('/')[2]}"  # the only directory in which they may be
 
 
 def _read(name: str, open_file: Open) -> Iterator[Action]:
+    with _understood(name), open_file(name) as file:
+        yield from _actions(name, file)
+
+
+@contextmanager
+def _understood(name: str) -> Iterator[None]:
     try:
-        with open_file(name) as file:
-            yield from _actions(name, file)
-    except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError) as error:
-        raise FormatError(
+        yield
+    except (msgspec.MsgspecError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise Unreadable(
             f"{name} of a Delta log cannot be read: {error}", hint="compare it with the source's"
         ) from error
 
 
 def _actions(name: str, file: BinaryIO) -> Iterator[Action]:
-    """Yields the adds, removes and sidecars in a file of a log."""
+    """Yields the actions in a file of a log; of a checkpoint, those that name files or describe the table."""
     if name.endswith(".json"):
         for line in file:
             if line.strip():
@@ -179,14 +224,17 @@ def _actions(name: str, file: BinaryIO) -> Iterator[Action]:
         return
     parquet = pq.ParquetFile(file)
     columns = [
-        column
-        for name in _ACTIONS
-        if name in parquet.schema_arrow.names
-        for column in (f"{name}.path", f"{name}.deletionVector")
+        *_OF_TABLE,
+        *(
+            column
+            for name in _NAMING
+            if name in parquet.schema_arrow.names
+            for column in (f"{name}.path", f"{name}.deletionVector")
+        ),
     ]
     for batch in parquet.iter_batches(columns=columns):
         for row in batch.to_pylist():
-            yield {key: value for key, value in row.items() if value and value.get("path")}
+            yield {key: value for key, value in row.items() if value and (key not in _NAMING or value.get("path"))}
 
 
 def _apply(action: Action, live: dict[tuple[str, str], Action]) -> None:
@@ -200,9 +248,10 @@ def _apply(action: Action, live: dict[tuple[str, str], Action]) -> None:
                 live.pop(key, None)
 
 
-def _paths(add: Action) -> Iterator[str]:
-    yield unquote(add["path"])
-    vector = add.get("deletionVector") or {}
+def _paths(about: Action) -> Iterator[str]:
+    if "path" in about:
+        yield unquote(about["path"])
+    vector = about.get("deletionVector") or {}
     if vector.get("storageType") == "u":
         yield _vector_path(vector["pathOrInlineDv"])
     elif vector.get("storageType") == "p":
@@ -224,6 +273,142 @@ def _vector_path(text: str) -> str:
     return f"{prefix}/deletion_vector_{uuid}.bin" if prefix else f"deletion_vector_{uuid}.bin"
 
 
-def _is_outside(action: Action) -> bool:
-    add = action.get("add")
-    return add is not None and any(is_whole(path) or path.startswith("../") for path in _paths(add))
+# ---- translation -----------------------------------------------------------------------------------------------------
+
+
+def translated(path: str, data: bytes, move: Move, size_of: SizeOf) -> bytes:
+    """Returns a file of a log, with this path, for the target: absolute paths are moved, and sizes of sidecars are the
+    target's. The same bytes if nothing changes. Raises Unreadable, and FormatError for a path without translation."""
+    name = in_log(path) or ""
+    with _understood(name):
+        if name == LAST_CHECKPOINT:
+            return _without_sizes(data)
+        if name.endswith(".crc"):
+            return _moved_checksums(data, move, size_of)
+        if name.endswith(".json"):
+            return b"".join(_moved_line(line, move, size_of) for line in data.splitlines(keepends=True))
+        return _moved_parquet(data, move, size_of) if name.endswith(".parquet") else data
+
+
+def equal(path: str, one: bytes, other: bytes) -> bool:
+    """Returns True if two files of a log say the same: encodings of Parquet may differ, and a `_last_checkpoint` of a
+    time at which nothing was translated has all sizes."""
+    try:
+        if one != other and path.endswith(".parquet"):
+            return bool(_table(one)[1].equals(_table(other)[1]))
+        if one != other and in_log(path) == LAST_CHECKPOINT:
+            return _without_sizes(one) == _without_sizes(other)
+    except (msgspec.MsgspecError, pa.ArrowException):
+        return False
+    return one == other
+
+
+def _without_sizes(data: bytes) -> bytes:
+    found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    left = {key: value for key, value in found.items() if key not in _OF_SIZES}
+    return data if len(left) == len(found) else msgspec.json.encode(left)
+
+
+def _moved_line(line: bytes, move: Move, size_of: SizeOf) -> bytes:
+    if not line.strip():
+        return line
+    action = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    moved = {kind: _moved(bytes(action[kind]), move, size_of) for kind in _NAMING if kind in action}
+    if all(now == bytes(action[kind]) for kind, now in moved.items()):
+        return line
+    end = line[len(line.rstrip(b"\r\n")) :]
+    return msgspec.json.encode(action | {kind: msgspec.Raw(now) for kind, now in moved.items()}) + end
+
+
+def _moved_checksums(data: bytes, move: Move, size_of: SizeOf) -> bytes:
+    """Translates the state that a version's checksum file may have, of tables with few files."""
+    found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    files = msgspec.json.decode(found.get("allFiles", b"null"), type=list[msgspec.Raw] | None) or []
+    moved = [_moved(bytes(each), move, size_of) for each in files]
+    if moved == [bytes(each) for each in files]:
+        return data
+    return msgspec.json.encode(found | {"allFiles": [msgspec.Raw(each) for each in moved]})
+
+
+def _moved(text: bytes, move: Move, size_of: SizeOf) -> bytes:
+    """Returns the JSON of an add, a remove, a file of changes or a sidecar, with all other values as they are."""
+    about = msgspec.json.decode(text, type=dict[str, msgspec.Raw] | None)
+    if not about:
+        return text
+    path, now = msgspec.json.decode(about["path"], type=str), dict[str, Any]()
+    if (moved := _moved_path(path, move)) != path:
+        now["path"] = moved
+    if (vector := msgspec.json.decode(about.get("deletionVector", b"null"), type=dict[str, msgspec.Raw] | None)) and (
+        msgspec.json.decode(vector["storageType"]) == "p"
+    ):
+        place = msgspec.json.decode(vector["pathOrInlineDv"], type=str)
+        if (moved := _moved_path(place, move)) != place:
+            now["deletionVector"] = vector | {"pathOrInlineDv": moved}
+    if _is_sidecar(about) and (size := size_of(_in_sidecars(path))) != msgspec.json.decode(about["sizeInBytes"]):
+        now["sizeInBytes"] = size
+    return msgspec.json.encode(about | now) if now else text
+
+
+def _is_sidecar(about: Collection[str]) -> bool:
+    return "sizeInBytes" in about
+
+
+def _moved_path(path: str, move: Move) -> str:
+    if leads_out(unquote(path)):
+        raise FormatError(f"{path} leads out of its directory", hint="name the file without `..`")
+    return move(path) if is_whole(path) else path
+
+
+def _table(data: bytes) -> tuple[pq.ParquetFile, pa.Table]:
+    file = pq.ParquetFile(io.BytesIO(data), coerce_int96_timestamp_unit="us")
+    return file, file.read()
+
+
+def _moved_parquet(data: bytes, move: Move, size_of: SizeOf) -> bytes:
+    file, table = _table(data)
+    now = table
+    for index, name in enumerate(table.column_names):
+        if name in _NAMING:
+            column = table.column(index).combine_chunks()
+            now = now.set_column(index, table.schema.field(index), _moved_column(column, move, size_of))
+    if now.equals(table):
+        return data
+    about, metadata = file.metadata, table.schema.metadata or {}
+    of_first = about.row_group(0).column(0).compression
+    leaves = (file.schema.column(index).physical_type for index in range(len(file.schema)))
+    out = io.BytesIO()
+    with pq.ParquetWriter(
+        out,
+        now.schema,
+        compression="NONE" if of_first == "UNCOMPRESSED" else of_first,
+        store_schema=False,
+        use_deprecated_int96_timestamps="INT96" in leaves,
+    ) as writer:
+        writer.write_table(now)
+        writer.add_key_value_metadata(metadata)
+    return out.getvalue()
+
+
+def _moved_column(column: pa.StructArray, move: Move, size_of: SizeOf) -> pa.StructArray:
+    """Translates the structs of a column of a checkpoint. Fields keep their values where a struct is null: they may be
+    declared as required."""
+    names, valid = [field.name for field in column.type], column.is_valid().to_pylist()
+    fields = {name: column.field(index) for index, name in enumerate(names)}
+    paths = fields["path"].to_pylist()
+    if "deletionVector" in fields:
+        fields["deletionVector"] = _moved_vectors(fields["deletionVector"], move)
+    if _is_sidecar(fields):
+        sizes = zip(valid, paths, fields["sizeInBytes"].to_pylist(), strict=True)
+        now = [size_of(_in_sidecars(path)) if given else size for given, path, size in sizes]
+        fields["sizeInBytes"] = pa.array(now, fields["sizeInBytes"].type)
+    moved = [_moved_path(path, move) if given else path for given, path in zip(valid, paths, strict=True)]
+    fields["path"] = pa.array(moved, fields["path"].type)
+    return pa.StructArray.from_arrays(list(fields.values()), fields=list(column.type), mask=column.is_null())
+
+
+def _moved_vectors(vectors: pa.StructArray, move: Move) -> pa.StructArray:
+    fields = {field.name: vectors.field(index) for index, field in enumerate(vectors.type)}
+    values = zip(fields["storageType"].to_pylist(), fields["pathOrInlineDv"].to_pylist(), strict=True)
+    moved = [_moved_path(path, move) if kind == "p" else path for kind, path in values]
+    fields["pathOrInlineDv"] = pa.array(moved, fields["pathOrInlineDv"].type)
+    return pa.StructArray.from_arrays(list(fields.values()), fields=list(vectors.type), mask=vectors.is_null())

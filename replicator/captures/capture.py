@@ -420,8 +420,9 @@ class _Run:
 
     def publish(self) -> Captured:
         """Makes the capture durable, then removes the intercepted files that a gateway stored for it."""
-        self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
-        self.report.transactional = transactional(self._manifest, sorted(self._manifest.scope()))
+        databases, place = sorted(self._manifest.scope()), self._root.place
+        self.report.formats, self.report.outside = left_out(self._manifest, place, databases)
+        self.report.transactional = transactional(self._manifest, databases)
         self.report.not_replicated += [
             NotReplicated(each.name, REMOTE) for each in self._manifest.databases() if each.connector
         ]

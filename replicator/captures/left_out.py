@@ -14,6 +14,7 @@ from cmroot.store.place import join, name_of, relative
 from replicator.captures.elsewhere import why_outside_lacks
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
+from replicator.captures.named_outside import named_outside
 from replicator.captures.trees import log_files, openings, remember_log_file
 from replicator.core.formats import FORMATS
 from replicator.core.formats.interface import Examine, NamedFiles
@@ -24,17 +25,19 @@ from replicator.core.not_replicated import NotReplicated
 
 def left_out(
     manifest: Manifest, root: str, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
-) -> dict[str, str]:
+) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """Returns the tables of some databases at the manifest's position that are not replicated: "db.table" -> the
-    reason. `root`: the `$cmroot` that retains the bytes of their logs; `holds`: selects tables (db, name)."""
-    found = {}
+    reason; and those whose logs name files by absolute paths (see `named_outside`). `root`: the `$cmroot` that retains
+    the bytes of their logs; `holds`: selects tables (db, name)."""
+    databases, found = list(databases), dict[str, str]()
     for db in databases:
         for name, format in manifest.formats(db).items():
             if holds((db, name)) and (table := manifest.table(db, name)) is not None:
                 known = KnownTable(manifest, root, table)
                 if reason := next(FORMATS[format].problems(known), ""):
                     found[f"{db}.{name}"] = reason
-    return found
+    outside = named_outside(manifest, databases, holds, found)
+    return found, outside
 
 
 def transactional(

@@ -44,8 +44,9 @@ class Captured(Report):
     compare tables with the metastore; scanned: progress of a time-limited scan; covered_until: every change before this
     time is in the log, with or without an event (seconds since 1970; None: a database was never scanned completely);
     `databases`: all that the root captures, not only those of this call; `formats`: tables whose format loads
-    leave out, with the reason; `transactional`: tables that loads into metastores before Hive 3 leave out; `warnings`:
-    objects whose directory is missing, fields that would be lost, repairs."""
+    leave out, with the reason; `outside`: tables whose log names files by absolute paths (see
+    `named_outside`); `transactional`: tables that loads into metastores before Hive 3 leave out;
+    `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
 
     root: str
     first_position: int
@@ -63,6 +64,7 @@ class Captured(Report):
     missing_directories: list[str] = field(default_factory=list)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     formats: dict[str, str] = field(default_factory=dict)
+    outside: dict[str, dict[str, str]] = field(default_factory=dict)
     transactional: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0

@@ -92,6 +92,13 @@ class Comparison:
         """Returns the name of a source database on the target."""
         return self.renamed.get(db, db)
 
+    @cached_property
+    def homes_of_databases(self) -> list[tuple[str | None, str | None]]:
+        """The locations of all databases that both sides have: logs may name files of any of their tables."""
+        names, there = self.source.database_names(), set(self.target.database_names())
+        both = [(name, self.replica(name)) for name in names if self.replica(name) in there]
+        return [(self.source.database(one).location, self.target.database(other).location) for one, other in both]
+
     def homes_of_tables(self, db: str) -> list[tuple[str | None, str | None]]:
         """Returns the locations on both sides that files which list places may name: those of mappings, and of tables
         of their database of which the target has the data. None are translated if loads publish by snapshots."""

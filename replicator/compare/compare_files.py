@@ -21,7 +21,7 @@ from cmroot.store.acid import State
 from cmroot.store.buckets import Listings
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.hdfs_checksums import Crc, composite_crc, in_zone
-from cmroot.store.listing import FileState, Listing, file_state, may_name_places
+from cmroot.store.listing import FileState, Listing, file_state
 from cmroot.store.place import join, located, parent, scheme
 from replicator.captures.write_ids import as_on_replica
 from replicator.compare.differences import Difference, Differences
@@ -30,8 +30,8 @@ from replicator.core.formats.outside import OUTSIDE
 from replicator.core.named_files import is_on_nodes
 from replicator.core.not_replicated import NotReplicated
 from replicator.replay.apply.copying import at_most
-from replicator.replay.apply.format_files import Mover
-from replicator.replay.apply.named_places import LARGEST, TOO_LARGE, homes_of, limit_of, reason, translated
+from replicator.replay.apply.format_files import Mover, UriMover
+from replicator.replay.apply.named_places import LARGEST, TOO_LARGE, homes_of, limit_of, may_name, reason, translated
 from replicator.replay.apply.staging import empty_directories
 
 SIZE = "size"
@@ -131,7 +131,7 @@ def _compare(
         found = {path: source[path] for path in named if path in source}
         source = found | _states({path: join(pair.source, path) for path in unlisted})
         target |= _states({path: join(pair.target, path) for path in unlisted if path not in target})
-    naming = [path for path in source if (may_name_places(path) or format.names_places(path)) and path in target]
+    naming = [path for path in source if may_name(path, format) and path in target]
     indexes = dict.fromkeys(path for path in naming if 0 < source[path].size <= limit_of(path, format))
     sizes = {path: state.size for path, state in target.items()} if format.reads_log else {}
     if format.has_outside:
@@ -311,6 +311,13 @@ class _Both:
     def move_any(self) -> Mover:
         return Mover(homes_of([(self.source, self.target)]), former=True)
 
+    @cached_property
+    def move_uri(self) -> UriMover:
+        return UriMover(homes_of([(self.source, self.target), *self.pair.homes]))
+
+    def is_replicated(self, place: str) -> bool:
+        return self.move_uri.is_replicated(place)
+
     def read(self, place: str) -> bytes | None:
         with suppress(FileNotFoundError), located(place).open_stream() as stream:
             return stream.read()
@@ -337,7 +344,7 @@ def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report:
             if crcs is None:
                 report.files_read += 1
                 _compare_contents(pair, path, report)
-            elif crcs[0] != crcs[1]:
+            elif crcs[0] != crcs[1] and not _is_translated(pair, path, report):
                 _add(report, pair, "file content", path, *map(str, crcs))
 
 

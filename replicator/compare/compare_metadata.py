@@ -116,7 +116,6 @@ def _whole(constraint: Constraint) -> str:
 
 # ---- compare metadata ------------------------------------------------------------------------------------------------
 
-
 CONSTRAINTS_BATCH = 500  # tables
 NOWHERE = "/dev/null/external"  # location assigned by placement to paths outside the database; never compared
 
@@ -214,7 +213,7 @@ class MetadataComparison:
             return ""
         if target is not None:
             return target.parameters.get(LEFT_OUT, "")
-        return self._refused(sides, format.said).get(source.name, "") or format.problem_at(source.location or "")
+        return self._refused(sides, format.said).get(source.name, "")
 
     def _refused(self, sides: DatabasePair, begin: str = NOT_TAKEN) -> dict[str, str]:
         """Returns the objects that the target lacks for reasons that begin so: its metastore rejected them."""
@@ -289,9 +288,9 @@ class MetadataComparison:
                     yield pair
         elif source.location and target.location and not shared:
             format, tree = self._format_of(source), format_of(source)
-            naming, pointer = self._naming(source, placement), format.pointer(target)
+            pointer, trees = format.pointer(target), {"tree": tree.name, "tops": tree.tree_tops(source)}
+            naming = self._naming(source, placement) | trees | {"pointer": pointer}
             naming["format"] = format.name if pointer or not format.translates else PLAIN.name
-            naming |= {"pointer": pointer, "tree": tree.name, "tops": tree.tree_tops(source)}
             pair = FilePair(name, source.location, target.location, recorded_size(source.parameters), **naming)
             yield from self._files(homes, pair)
 
@@ -310,7 +309,8 @@ class MetadataComparison:
     def _naming(self, table: Table, placement: Placement) -> dict[str, Any]:
         """Returns the fields of a `FilePair` by which files that name places are compared."""
         if not (format := self._format_of(table)).lists_places:
-            return {"homes": of_databases(placement)}
+            others = self._comparison.homes_of_databases if format.log else []
+            return {"homes": [*of_databases(placement), *others]}
         named, store = self._homes_of_tables(table.db), placement.source_locations[table.db]
         return {"format": format.name, "homes": named, "store": store}
 

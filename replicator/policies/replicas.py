@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time as clocks
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,7 @@ from replicator.compare.both_sides import Comparison
 from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.compare.verify import touched_names
+from replicator.core.formats import WITHOUT_TABLE
 from replicator.core.formats.iceberg_table import UNTRANSLATED, UNTRANSLATED_VIEW
 from replicator.core.formats.symlink_table import UNTRANSLATED as UNTRANSLATED_LINKS
 from replicator.core.formats.transactional_table import UNREPLAYED
@@ -341,14 +342,18 @@ class Background:
 # ---- objects that the target refused --------------------------------------------------------------------------------
 
 
-def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[Loaded], None]) -> list[NotReplicated]:
+def try_again(
+    steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[Loaded], None], left_out: Collection[str]
+) -> list[NotReplicated]:
     """Loads objects that earlier runs left out and this run did not load either, completely, as a repair does. Returns
-    those of `lacking` still missing. count: receives each load's report. A failure is a warning. May run twice."""
+    those of `lacking` still missing. count: receives each load's report. left_out: objects that a load would leave out
+    again, by the capture. A failure is a warning. May run twice."""
     for pair in steps.direction.matching:
         if pair.drop_refused:
             lacking = _drop_again(steps, pair, lacking)
             continue
         names = _still_refused(steps, pair) if pair.source is not None else []
+        names = [name for name in names if f"{pair.name}.{name}" not in left_out]
         if not names:
             continue
         try:
@@ -389,7 +394,7 @@ def _still_refused(steps: Steps, pair: Pair) -> list[str]:
     return sorted(now & there)
 
 
-RETRIED = (NOT_TAKEN, UNREPLAYED, UNTRANSLATED, UNTRANSLATED_VIEW, UNTRANSLATED_LINKS)  # begins of reasons
+RETRIED = (NOT_TAKEN, UNREPLAYED, UNTRANSLATED, UNTRANSLATED_VIEW, UNTRANSLATED_LINKS, WITHOUT_TABLE)  # begins
 
 
 def _refused(pair: Pair, said: str | None) -> set[str]:

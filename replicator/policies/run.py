@@ -155,7 +155,8 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
             report.captured, report.missing_directories = captured.records, captured.missing_directories
             covered = captured.covered_until
             seen = steps.concerning(captured.not_replicated)
-            report.not_replicated = merged(report.not_replicated, seen, steps.left_out(captured))
+            left_out = steps.left_out(captured)
+            report.not_replicated = merged(report.not_replicated, seen, left_out)
         work = steps.decide(remembered)
         lease.check()
         ends = _replicate(steps, work, epochs, report)
@@ -167,7 +168,8 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
         if covered is not None and report.position >= captured.position:
             report.lag_seconds_bound = seconds_bound(covered, report.lag_seconds, clock())
         with report.timed("retry"):
-            report.not_replicated = try_again(steps, report.not_replicated, report.count)
+            again = {each.object for each in left_out}
+            report.not_replicated = try_again(steps, report.not_replicated, report.count, again)
         verify(steps, kept, report)
         sum_up(steps, report, began)
     return report

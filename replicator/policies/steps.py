@@ -26,6 +26,7 @@ from replicator.captures.recording import Captured
 from replicator.captures.unlistable import of_server, sight_at
 from replicator.compare.repair import REPAIR
 from replicator.core.config import Brake
+from replicator.core.formats.outside import How, why_outside
 from replicator.core.formats.transactional_table import NO_TRANSACTIONS
 from replicator.core.not_replicated import (
     AS_THEY_ARE,
@@ -163,12 +164,15 @@ class Steps:
         """Returns the policy's objects that no run replicates: tables in unsupported formats, objects of the server."""
         names, patterns = {pair.name for pair in self.direction.matching}, self.direction.patterns
         found = of_server(captured.not_replicated, self.direction.source, names)
+        how = How(self.direction.map_locations, self.policy.publish == "snapshot", self.policy.external == METADATA)
         formats = dict(captured.formats)
+        for name, outside in captured.outside.items():
+            formats[name] = why_outside(formats.get(name, ""), outside, how)
         if captured.transactional and not self.direction.target.keeps_transactions():
             formats |= dict.fromkeys(captured.transactional, NO_TRANSACTIONS)
         for name, reason in formats.items() if self.policy.formats != AS_THEY_ARE else ():
             db, _, table = name.partition(".")
-            if db in names and patterns.match(table):
+            if reason and db in names and patterns.match(table):
                 found.append(NotReplicated(name, reason))
         return found
 

@@ -10,7 +10,7 @@ import msgspec
 
 from cmroot.store.place import relative
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.core.formats import format_of, is_transactional
+from replicator.core.formats import WITHOUT_TABLE, format_of, is_transactional
 from replicator.core.formats.transactional_table import NO_TRANSACTIONS
 from replicator.core.model import Name, Table
 from replicator.core.not_replicated import (
@@ -212,7 +212,7 @@ def _why_left_out(plan: Plan, table: Table) -> str:
         return ""
     if is_transactional(table) and not plan.transactions:
         return NO_TRANSACTIONS
-    return format_of(table).why_left_out(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
+    return format_of(table).why_left_out(table) or plan.problem_of(f"{table.db}.{table.name}")
 
 
 def _why_refused(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> str:
@@ -329,7 +329,7 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
                 continue  # its drop was refused, and the source has created it again
             if each.reason.startswith(NOT_STORED) and (db, name) in stored:
                 continue
-            stays = (*STANDING, NO_VIEW, NOT_TAKEN, NAMES_SOURCE)
+            stays = (*STANDING, NO_VIEW, NOT_TAKEN, NAMES_SOURCE, WITHOUT_TABLE)
             if each.reason.startswith(stays) and _is_left(plan.squashed, db, name):
                 plan.lacked.append(each)
 

@@ -7,7 +7,7 @@ tables, not of files.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,20 +17,19 @@ from cmroot.store.place import join, normal, parent, relative, tidied
 from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.formats import FORMATS, PLAIN, format_of
 from replicator.core.formats.interface import TableFormat
-from replicator.core.formats.outside import is_outside, outside_directory
+from replicator.core.formats.outside import How, is_outside, outside_directory, why_outside
 from replicator.core.formats.transactional_table import NO_TRANSACTIONS
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Database, Function, Name, Table
 from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.policy import Principals
 from replicator.replay.placement import PUBLISHED, Placement, is_published, usual_place
-from replicator.replay.replica import Mark, has_sources_data
+from replicator.replay.replica import LEFT_OUT, Mark, has_sources_data
 from replicator.replay.retired import Stays
 from replicator.replay.squash import Lineage, Move, Squashed, follow
-from replicator.replay.target import ByDifference
+from replicator.replay.target import ByDifference, TargetDatabase
 
 # ---- file rules ------------------------------------------------------------------------------------------------------
-
 
 _PLAIN = {PLAIN.name}
 EntryKey = tuple[int, str, str, str, str]
@@ -57,7 +56,8 @@ class TableRule:
     `home`: the location of a partitioned table on the target, for its files that are in none of its partitions.
     `place`: the directory in which the load publishes it, with partitions below it by name (None: in the source's
     layout). `only`: the objects that are published, "" for the table's own files (None: all). `pointer`: the metadata
-    file of the source to which the metastore leads its readers, or empty. `format`: the name of its format."""
+    file of the source to which the metastore leads its readers, or empty. `format`: the name of its format.
+    `names_others`: its log names files by absolute paths."""
 
     begin: int
     end: int | None
@@ -73,6 +73,7 @@ class TableRule:
     home: str | None = None
     pointer: str = ""
     format: str = PLAIN.name
+    names_others: bool = False
 
     def partition(self, name: str, position: int) -> PartitionRule | None:
         """Returns the partition that had a name at a position; None if it requires no rule."""
@@ -312,8 +313,8 @@ class Plan:
     tables whose files cannot be copied, and views whose SQL is not understood; the target's versions remain. `left`:
     for dropped tables, the partitions ("": the table) that were relocated away from their files before. `stays`: files
     that were to be removed but remain. `lacked`: views that earlier loads and this one leave out; objects that the
-    target cannot store. `named`: earlier reports of files that name the source, of objects in the range. `seen`: the
-    `standing` of existing databases. `transactions`: the target has write ids."""
+    target cannot store. `named`: earlier reports of files that name the source, of objects in the range. `there`: the
+    target's databases, as read. `seen`: the `standing` of existing ones. `transactions`: the target has write ids."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -345,6 +346,7 @@ class Plan:
     named: list[NotReplicated] = field(default_factory=list)
     transactions: bool = True
     skipped: str = ""
+    there: Mapping[str, TargetDatabase] = field(default_factory=dict)
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @cached_property
@@ -365,6 +367,18 @@ class Plan:
         found = format_of(table) if table else PLAIN
         unchanged = self.as_they_are and (found.translates or found.lists_places)
         return PLAIN if unchanged or table is None or found.why_left_out(table) else found
+
+    def problem_of(self, table: str) -> str:
+        """Returns why a table of the source ("db.name") is left out because of its log."""
+        known, outside = self.metadata.formats.get(table, ""), self.metadata.outside.get(table)
+        how = How(self.placement.mappings, self.snapshot is not None, bool(self.sharing.all), self._is_there)
+        known = known if outside is None else why_outside(known, outside, how)
+        return "" if self.as_they_are else known
+
+    def _is_there(self, table: str) -> bool:
+        db, _, name = table.partition(".")
+        found = self.there[self.placement.database(db)].tables.get(name)
+        return found is not None and LEFT_OUT not in found.parameters
 
     @property
     def rereads(self) -> bool:
@@ -393,7 +407,8 @@ class Plan:
     @property
     def not_replicated(self) -> list[NotReplicated]:
         """Objects that the target will not have as the source has them: as recorded in the dump, and those left out."""
-        metadata, formats = self.metadata, {} if self.as_they_are else self.metadata.formats
+        metadata, names = self.metadata, self.metadata.formats | self.metadata.outside
+        formats = {name: why for name in names if (why := self.problem_of(name))}
         loaded = metadata.formats.keys() - formats.keys()
         known = [each for each in metadata.not_replicated if each.unknown or each.object not in loaded]
         if not (self.transactions or self.as_they_are):
@@ -443,6 +458,7 @@ class Plan:
                         home=step.table.location if step and step.table and step.table.is_partitioned else None,
                         pointer=self.format_of(lineage.table).pointer(lineage.table) if lineage.table else "",
                         format=self.format_of(lineage.table).name,
+                        names_others=not self.as_they_are and ".".join(lineage.now or ()) in self.metadata.outside,
                     )
                 )
         each = [rule for some in rules.values() for rule in some]

@@ -13,6 +13,7 @@ from typing import Any
 import deltalake
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command_line import Answer, command
 from lab import Lab
@@ -297,22 +298,67 @@ def test_a_replica_whose_last_version_names_missing_files_differs(fixture: Lab) 
     assert [(each["kind"], each["field"]) for each in found.output["differences"]] == [("file missing", gone.name)]
 
 
-def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(fixture: Lab) -> None:
-    """As a shallow clone does."""
-    make_delta(fixture)
-    clone = make_delta(fixture, "clone")
-    entry = next(json.loads(line) for line in commit(clone, 0).read_text().splitlines() if '"add"' in line)
-    entry["add"]["path"] = f"file:{fixture.source.home}/events/part-0.parquet"
-    commit(clone, 1).write_text(json.dumps(entry) + "\n")
-    name = [f"{fixture.name}.clone"]
-    dumped, loaded = fixture.dump(), fixture.load()
-    assert [(each.code, named(each)) for each in (dumped, loaded)] == [(3, name)] * 2
-    assert fixture.target.metastore.table_names(fixture.name) == ["events"]
-    found = verified(fixture)
-    assert (found.code, named(found)) == (3, name)
-    append(fixture.source.home / "events", 1)
-    assert (dumped := fixture.dump(since=fixture.last)).code == 3 and named(dumped) == name
-    assert fixture.load().code == 3
+FEATURES = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
+COORDINATOR = {"delta.coordinatedCommits.commitCoordinator-preview": "dynamodb"}
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"protocol": {**FEATURES, "writerFeatures": ["coordinatedCommits-preview"]}},
+        {"protocol": {**FEATURES, "readerFeatures": ["catalogManaged"]}},
+        {"protocol": {**FEATURES, "readerFeatures": ["catalogOwned-preview"]}},
+        {"metaData": {"id": "5f", "configuration": COORDINATOR}},
+    ],
+)
+@pytest.mark.parametrize("where", ["commit", "checkpoint"])
+def test_a_delta_table_whose_commits_a_coordinator_has_is_left_out_by_name(
+    fixture: Lab, action: dict[str, dict[str, Any]], where: str
+) -> None:
+    """The newest commits are in `_staged_commits` or `_commits`, in a number and order that the coordinator knows."""
+    place = make_delta(fixture)
+    if where == "commit":
+        commit(place, 1).write_text(json.dumps(action) + "\n")
+    else:
+        fields = {key: pa.array([value]) for key, value in action.items()}
+        if "metaData" in action:
+            kind = pa.struct({"id": pa.string(), "configuration": pa.map_(pa.string(), pa.string())})
+            fields = {"metaData": pa.array([{"id": "5f", "configuration": list(COORDINATOR.items())}], kind)}
+        pq.write_table(pa.table(fields), commit(place, 0).with_suffix(".checkpoint.parquet"))
+    (dumped, loaded), name = (fixture.dump(), fixture.load()), [f"{fixture.name}.events"]
+    assert [(each.code, named(each)) for each in (dumped, loaded, verified(fixture))] == [(3, name)] * 3
+    assert "coordinator" in dumped.output["not_replicated"][0]["reason"]
+    assert fixture.target.metastore.table_names(fixture.name) == []
+
+
+def test_a_delta_table_with_other_features_is_replicated(fixture: Lab) -> None:
+    place = make_delta(fixture)
+    (place / "_delta_log" / "_staged_commits").mkdir()  # as Spark leaves it with every table
+    found = {**FEATURES, "writerFeatures": ["deletionVectors", "inCommitTimestamp", "domainMetadata"]}
+    commit(place, 1).write_text(json.dumps({"protocol": found}) + "\n")
+    assert (fixture.dump().code, fixture.load().code, verified(fixture).code) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("rest", ["", " " * (2 << 20)])
+def test_iceberg_metadata_in_a_delta_table_is_named_as_long_as_it_names_the_source(fixture: Lab, rest: str) -> None:
+    """As UniForm writes it (`delta.universalFormat.enabledFormats`): its readers would read the source."""
+    place, replica = make_delta(fixture), fixture.target.home / "events"
+    (place / "metadata").mkdir()
+    pointer = place / "metadata" / "00001-5f.metadata.json"
+    pointer.write_text(json.dumps({"format-version": 2, "location": f"file:{place}"}) + rest)
+    dumped, loaded, found = fixture.dump(), fixture.load(), verified(fixture)
+    for answer in (loaded, found):
+        assert (answer.code, named(answer)) == (3, [f"{fixture.name}.events"])
+        assert f"metadata/{pointer.name}" in answer.output["not_replicated"][0]["reason"]
+    assert (dumped.code, ids(replica)) == (0, [0])
+
+    append(place, 1)  # an increment without a file that names the source
+    assert fixture.dump(since=fixture.last).code == 0
+    assert named(fixture.load()) == named(verified(fixture)) == [f"{fixture.name}.events"]
+    pointer.unlink()
+    assert fixture.dump(since=fixture.last).code == 0
+    loaded = fixture.load(None, "--max-share", "1")
+    assert (loaded.code, named(loaded), verified(fixture).code, ids(replica)) == (0, [], 0, [0, 1])
 
 
 # ---- replicas of such tables, and the choice to have them ---------------------------------------------------------

@@ -57,18 +57,23 @@ def with_product() -> tuple[Path, Path]:
 class IcebergSpark:
     """Spark with Iceberg against one metastore, as the catalog `c`."""
 
+    program = __file__
+
     def __init__(self, uri: str, warehouse: Path) -> None:
         home = environment()
-        (jar,) = home.glob("*.jar")
+        jars = ",".join(map(str, self.jars(home)))
         own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SPARK_HOME")}
         self._process = subprocess.Popen(
-            [home / "spark/bin/python", __file__, uri, f"file://{warehouse}", jar],
+            [home / "spark/bin/python", self.program, uri, f"file://{warehouse}", jars],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=own,
         )
+
+    def jars(self, home: Path) -> list[Path]:
+        return list(home.glob("*.jar"))
 
     def __call__(self, statement: str) -> list[list[str]]:
         assert self._process.stdin and self._process.stdout
@@ -90,11 +95,11 @@ class IcebergSpark:
         self._process.wait()
 
 
-def serve(uri: str, warehouse: str, jar: str) -> None:
+def serve(uri: str, warehouse: str, jars: str) -> None:
     from pyspark.sql import SparkSession
 
     settings: dict[str, Any] = {
-        "spark.jars": jar,
+        "spark.jars": jars,
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalog.c": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.c.type": "hive",
@@ -104,7 +109,11 @@ def serve(uri: str, warehouse: str, jar: str) -> None:
         "spark.sql.shuffle.partitions": "1",
         "spark.ui.enabled": "false",
     }
-    spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+    answer(SparkSession.builder.master("local[1]").config(map=settings).getOrCreate())
+
+
+def answer(spark: Any) -> None:
+    """Runs the statements of standard input."""
     for line in sys.stdin:
         try:
             rows = [[str(value) for value in row] for row in spark.sql(json.loads(line)).collect()]

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from cmroot.store.delta import LAST_CHECKPOINT, beyond, checkpoints, commit_version, last_version, rank
+from cmroot.errors import FormatError
+from cmroot.store.delta import (
+    LAST_CHECKPOINT,
+    Unreadable,
+    beyond,
+    checkpoints,
+    commit_version,
+    equal,
+    last_version,
+    rank,
+    translated,
+)
 
 
 def commits(*versions: int) -> list[str]:
@@ -58,8 +71,63 @@ def test_what_a_reader_cannot_use_yet_is_beyond() -> None:
 
 
 def test_a_log_is_published_after_its_data_in_the_order_of_its_versions() -> None:
-    log = [f"t/_delta_log/{name}" for name in (WHOLE, *commits(2, 10), LAST_CHECKPOINT)]
+    log = [f"t/_delta_log/{name}" for name in ("_sidecars/a.parquet", WHOLE, *commits(2, 10), LAST_CHECKPOINT)]
     ranks = [rank(path) for path in log]
     assert None not in ranks and ranks == sorted(ranks, key=lambda each: each or (0, 0))
     assert rank("t/part-0.json") is None
-    assert [commit_version(path) for path in log] == [None, 2, 10, None]
+    assert len(set(ranks)) == len(ranks)
+    assert [commit_version(path) for path in log] == [None, None, 2, 10, None]
+
+
+# ---- translation --------------------------------------------------------------------------------------------------
+
+COMMIT = f"t/_delta_log/{commits(1)[0]}"
+
+
+def moved(content: str, path: str = COMMIT) -> str:
+    found = translated(path, content.encode(), lambda place: place.replace("file:/a", "file:/b"), lambda name: 7)
+    return found.decode()
+
+
+def test_only_absolute_paths_of_a_log_change() -> None:
+    """Everything else keeps its bytes: order, spaces, numbers, and texts that look like paths."""
+    line = '{ "add": {"size" :1.50, "path":"%s","tags":{"x":"file:/a/t"}, "stats":"{\\"a\\": \\"file:/a\\"}"}}\r\n'
+    assert moved(line % "p=a%2520b/x.parquet") == line % "p=a%2520b/x.parquet"
+    found = moved(line % "file:/a/p=a%2520b/x.parquet")
+    assert found.endswith("\r\n") and json.loads(found) == json.loads(line % "file:/b/p=a%2520b/x.parquet")
+    assert '"size":1.50' in found and '"stats":"{\\"a\\": \\"file:/a\\"}"' in found
+    other = '{"commitInfo":{"path":"file:/a"}}\n\n{"metaData":{"path":"file:/a"}}'
+    assert moved(other) == other
+
+
+def test_vectors_removed_files_changes_and_checksums_are_translated() -> None:
+    vector = {"path": "x", "deletionVector": {"storageType": "p", "pathOrInlineDv": "file:/a/v.bin", "offset": 1}}
+    inline = {"path": "x", "deletionVector": {"storageType": "i", "pathOrInlineDv": "file:/a/v.bin"}}
+    for kind in ("add", "remove", "cdc"):
+        for about in (vector, inline, {"path": "file:/a/x", "deletionVector": None}):
+            text = json.dumps({kind: about})
+            wanted = text if about is inline else text.replace("file:/a", "file:/b")
+            assert json.loads(moved(text)) == json.loads(wanted)
+    text = json.dumps({"numFiles": 1, "allFiles": [vector]})
+    assert json.loads(moved(text, f"t/_delta_log/{1:020}.crc")) == json.loads(text.replace("file:/a", "file:/b"))
+    assert moved('{"numFiles": 1}', f"t/_delta_log/{1:020}.crc") == '{"numFiles": 1}'
+
+
+def test_sizes_of_translated_files_are_those_of_the_target() -> None:
+    sidecar = '{"sidecar":{"path":"5f.parquet","sizeInBytes":9}}'
+    assert json.loads(moved(sidecar, f"t/_delta_log/{BY_ID}"))["sidecar"]["sizeInBytes"] == 7
+    last = '{"version":3,"size":5,"parts":2,"sizeInBytes":9,"checksum":"5f","v2Checkpoint":{}}'
+    assert json.loads(moved(last, f"t/_delta_log/{LAST_CHECKPOINT}")) == {"version": 3, "size": 5, "parts": 2}
+
+
+@pytest.mark.parametrize("path", ["../u/x.parquet", "file:/a/t/../u/x.parquet", "file:/a/%2E%2E/x.parquet"])
+def test_a_path_that_does_not_show_where_it_leads_is_not_translated(path: str) -> None:
+    with pytest.raises(FormatError):
+        moved(json.dumps({"add": {"path": path}}))
+
+
+def test_a_damaged_file_of_a_log_is_not_translated() -> None:
+    for path, content in ((COMMIT, "{"), (COMMIT, '{"add":{"size":1}}'), (f"t/_delta_log/{WHOLE}", "PAR1")):
+        with pytest.raises(Unreadable):
+            moved(content, path)
+    assert not equal(f"t/_delta_log/{WHOLE}", b"PAR1", b"PAR2")

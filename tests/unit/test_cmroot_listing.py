@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import CEILING
 
-from cmroot.store.buckets import list_root
+from cmroot.store.buckets import Listings, list_root
 from cmroot.store.listing import DirectoryState, Listing, changed_directories, file_state, list_tree, unchanged
 from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
@@ -62,6 +62,20 @@ def test_the_directory_of_a_partitioned_table_has_what_no_partition_has(place: s
     assert {each.relative for each in listing.directories} <= {"", "_spark_metadata", "_spark_metadata/1"}
     assert list_root(join(place, "t/part-0")) is None or list_root(join(place, "t/part-0")) == Listing([], [])
     assert list_root(join(place, "nothing")) in (None, Listing([], []))
+
+
+def test_a_delta_log_is_listed_up_to_the_first_missing_version(place: str) -> None:
+    """Also by listings of several tables, and with the data, which is listed after it."""
+    names = [f"_delta_log/{version:020}.json" for version in (0, 1, 3)]
+    names += [f"_delta_log/{3:020}.checkpoint.{1:010}.{2:010}.parquet", "_delta_log/_last_checkpoint", "part-3"]
+    for name in names:
+        (Place(place) / "t" / name).write_bytes(b"{}")
+    for listing in list_tree(join(place, "t")), Listings([join(place, "t"), join(place, "u")]).of(0):
+        assert listing is not None
+        assert [file.path_relative for file in listing.files] == [*names[:2], "part-3"]
+    (Place(place) / "t" / f"_delta_log/{2:020}.json").write_bytes(b"{}")
+    listing = list_tree(join(place, "t"))
+    assert listing is not None and len(listing.files) == len(names) + 1
 
 
 def test_a_missing_directory_has_no_listing_and_an_empty_one_has(place: str, tmp_path: Path) -> None:

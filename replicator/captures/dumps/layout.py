@@ -217,13 +217,15 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     `source`: the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`:
     number of file entries that remove files; `slot`: the consumer of the dump, which its load confirms; `epochs`:
     database -> epoch of its role at the source (0: it had no role; absent: the source was not queried);
-    `not_replicated`: objects that a load cannot replicate exactly; `transactional`: tables that loads
-    into a metastore without write ids leave out; `formats`: tables that loads leave out because of
-    their format, with the reason; `empty`: tables and partitions (`db.table/p=1`) without a directory that the operator
-    has declared empty; `held`: bytes of all files in scope at `end`, if an increment removes files; `constraints`: True
-    if the source's constraints are known, so that a table without constraints in the dump has none; `grants`: the same,
-    of grants; `data`: the bytes that the dump has itself (None: it names files only); `unkept`: entries whose bytes
-    only the source's files have, so that a load is possible only as long as these stay (None: not known)."""
+    `not_replicated`: objects that a load cannot replicate exactly; `transactional`: tables that loads into a metastore
+    without write ids leave out; `formats`: tables that loads leave out because of their format, with the reason;
+    `outside`: those of them whose log names files by absolute paths, which loads translate, with the directories of
+    files that no table of the dump has, and the table that has them ("": none); `empty`: tables and partitions
+    (`db.table/p=1`) without a directory that the operator has declared empty; `held`: bytes of all files in scope at
+    `end`, if an increment removes files; `constraints`: True if the source's constraints are known, so that a table
+    without constraints in the dump has none; `grants`: the same, of grants; `data`: the bytes that the dump has itself
+    (None: it names files only); `unkept`: entries whose bytes only the source's files have, so that a load is possible
+    only as long as these stay (None: not known)."""
 
     id: str
     kind: Kind
@@ -247,6 +249,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     epochs: dict[str, int] = {}
     not_replicated: tuple[NotReplicated, ...] = ()
     formats: dict[str, str] = {}
+    outside: dict[str, dict[str, str]] = {}
     transactional: list[str] = []
     empty: tuple[str, ...] = ()
     held: int | None = None

@@ -26,6 +26,7 @@ from replicator.captures.unlistable import (
     sight_at,
     unread_files,
 )
+from replicator.core.formats.outside import OTHERS
 from replicator.core.grouping import batched
 from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged
@@ -321,7 +322,7 @@ class Content:
         writer = self._writer
         locations = {}
         unseen = list(self._uncaptured())
-        formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
+        formats, outside = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
         reported = (obj.reported() for obj in unseen)
         objects = remembered_objects(self._manifest, self._selection.databases, self._selection.holds)
         objects += remembered_grants(self._manifest, self._selection.databases)
@@ -356,7 +357,8 @@ class Content:
             slot=slot or None,
             epochs=dict(epochs),
             not_replicated=tuple(lacking),
-            formats=formats,
+            formats=dict.fromkeys(outside, OTHERS) | formats,
+            outside=outside,
             transactional=transactional(self._manifest, self._selection.databases, self._selection.holds),
             empty=tuple(self._empty()),
             held=self._held(),

@@ -10,6 +10,7 @@ from replicator.core.formats.delta_table import DELTA
 from replicator.core.formats.iceberg_table import ICEBERG, ICEBERG_VIEW
 from replicator.core.formats.interface import Signs, TableFormat
 from replicator.core.formats.other_tables import HUDI, INDEX, OTHER_SYSTEM, PAIMON, PLAIN
+from replicator.core.formats.outside import WITHOUT_TABLE
 from replicator.core.formats.symlink_table import SYMLINK
 from replicator.core.formats.transactional_table import TRANSACTIONAL
 from replicator.core.model import Table
@@ -17,6 +18,7 @@ from replicator.core.model import Table
 __all__ = [
     "FORMATS",
     "PLAIN",
+    "WITHOUT_TABLE",
     "format_of",
     "is_transactional",
     "kind_of",

@@ -1,4 +1,8 @@
-"""Delta tables: copied with their log, which is published after all data, in the order of its versions."""
+"""Delta tables: copied with their log, which is published after all data, in the order of its versions.
+
+A log names files of other tables, as shallow clones do, by absolute paths. They are translated, if the load has these
+tables, too.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,12 @@ from itertools import groupby
 from typing import BinaryIO
 
 import msgspec
-import pyarrow as pa
 
-from cmroot.errors import FormatError
-from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, is_whole, named_files, names_outside, rank
-from cmroot.store.listing import list_tree
-from cmroot.store.place import join, located
+from cmroot.errors import FormatError, UnknownPlace
+from cmroot.store import delta, iceberg
+from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, is_whole, named_files, rank
+from cmroot.store.place import join, located, name_of, parent, relative
+from cmroot.store.spelling import refuse_credentials
 from replicator.core.formats.interface import (
     Captured,
     Compared,
@@ -26,7 +30,8 @@ from replicator.core.formats.interface import (
     with_log,
 )
 
-OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
+LEADS_OUT = "a Delta table with a file by the path {}, which has a part `..`"
+COORDINATED = "a Delta table whose commits a catalog or another coordinator has: its log need not have the newest ones"
 _BELOW = f"/{LOG}/"
 
 
@@ -36,7 +41,7 @@ class DeltaTable(TableFormat):
 
     def log_problems(self, captured: Captured) -> Iterator[str]:
         for problem in captured.files(LOG).values():
-            if why := problem(_outside):
+            if why := problem(_examine):
                 yield why
 
     def waits(self, path: str) -> bool:
@@ -44,6 +49,18 @@ class DeltaTable(TableFormat):
 
     def is_commit(self, path: str) -> bool:
         return self.waits(path) and commit_version(path) is not None
+
+    def names_source(self, path: str) -> bool:
+        return iceberg.in_tree(path) and iceberg.is_metadata(path)  # by UniForm: the Iceberg metadata of the table
+
+    def translated(self, file: TableFile, load: Loading) -> bytes | None:
+        """Translates a file of the log; it stays if its bytes are not available, or damaged."""
+        if not load.names_others or not self.waits(file.target) or (data := load.recorded(file)) is None:
+            return None
+        with contextlib.suppress(delta.Unreadable):
+            content = delta.translated(file.target, data, load.move_uri, lambda name: _size(_log_of(file), name))
+            return None if content == data else content
+        return None
 
     def publish(self, files: Sequence[TableFile], load: Loading) -> None:
         """Publishes checkpoints, commits in the order of their versions, and the name of the last checkpoint, up to the
@@ -54,41 +71,87 @@ class DeltaTable(TableFormat):
             for file in log:
                 if broken:
                     load.missing(file, f"{broken}, which precedes it, is missing")
-                elif not load.place(file):
+                elif not self._placed(file, load):
                     broken = file.target
                 elif rank(file.target) == (LAST, 0) and not _leads_somewhere(file.target):
                     load.remove(file.target)
 
+    def _placed(self, file: TableFile, load: Loading) -> bool:
+        try:
+            return load.place(file, self.translated(file, load))
+        except (FormatError, FileNotFoundError) as error:  # a path that no table of the load has, a missing sidecar
+            load.missing(file, str(error))
+            return False
+
+    # ---- comparisons -------------------------------------------------------------------------------------------------
+
+    def is_translation(self, path: str, pair: Compared) -> bool:
+        if not self.waits(path):
+            return False
+        here, there = map(pair.read, pair.both(path))
+        return here is not None and there is not None and _is_translated(path, here, there, pair)
+
     def check(self, pair: Compared) -> None:
+        """Reports files of the last version that the target does not have. Of a log that names files of other tables,
+        every file must be a translation."""
         try:
             named = _named(pair.target, pair.files, pair.open)
         except (FormatError, OSError) as error:
             pair.differs("log", LOG, "a Delta log that can be read", str(error))
             return
+        others: dict[str, set[str]] = {}
         for path in sorted(named):
-            if _is_outside(path):
-                pair.differs("names the source", path, "a file of the table", path)
-            elif path not in pair.files:
-                pair.differs("file missing", path, "named by the last version", None)
+            place = path if is_whole(path) else join(pair.target, path)
+            below = relative(place, pair.target)
+            if below is not None and below not in pair.files:
+                pair.differs("file missing", below, "named by the last version", None)
+            elif below is None and pair.is_replicated(place):
+                others.setdefault(parent(place), set()).add(name_of(place))
+            elif below is None:
+                pair.differs("names the source", path, "a file of the replica", path)
+        for directory, names in others.items():
+            for name in sorted(names.difference(located(directory).list())):
+                pair.differs("file missing", join(directory, name), "named by the last version", None)
+        for path in filter(self.waits, pair.files if any(map(is_whole, named)) else ()):
+            here, there = map(pair.read, pair.both(path))
+            if here is not None and there is not None and not _is_translated(path, here, there, pair):
+                pair.differs("file content", path, "the source's, translated", "another content")
 
-    def problem_at(self, location: str) -> str:
-        listing = list_tree(location)
-        paths = [file.path_relative for file in listing.files] if listing else []
-        with contextlib.suppress(FormatError, FileNotFoundError):
-            named = _named(location, paths, lambda place: located(place).open_read())
-            return OUTSIDE if any(map(_is_outside, named)) else ""
-        return ""
 
-
-def _outside(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
+def _examine(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
+    """Adds a file of each directory of which the log names files by absolute paths. Returns why the log, or these
+    paths, cannot be translated."""
+    found = dict[str, str]()
     try:
-        return OUTSIDE if names_outside(join(location, path), stream) else ""
-    except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):
+        for action in delta.actions(join(location, path), stream):
+            if delta.is_coordinated(action):
+                return COORDINATED
+            for place in delta.outside_paths(action):
+                if delta.leads_out(place):
+                    return LEADS_OUT.format(place)
+                refuse_credentials(place)
+                found.setdefault(parent(place), name_of(place))
+    except delta.Unreadable:
         return ""  # treated as an ordinary file
+    except UnknownPlace as error:
+        return f"{DELTA.said}: its file {error.message}"
+    named += ((directory, name, False) for directory, name in found.items())
+    return ""
 
 
-def _is_outside(path: str) -> bool:
-    return is_whole(path) or path.startswith("../")
+def _is_translated(path: str, here: bytes, there: bytes, pair: Compared) -> bool:
+    log = join(pair.target, f"/{path}".rpartition(_BELOW)[0].strip("/"))
+    try:
+        wanted = delta.translated(f"/{path}", here, pair.move_uri, lambda name: _size(log, name))
+    except delta.Unreadable:
+        return here == there
+    except (FormatError, FileNotFoundError):
+        return False
+    return delta.equal(path, wanted, there)
+
+
+def _size(directory: str, name: str) -> int:
+    return located(join(directory, f"{LOG}/{name}")).size()
 
 
 def _log_of(file: TableFile) -> str:
@@ -119,6 +182,7 @@ DELTA = with_log(
         readers=("io.delta.",),
         own_columns=True,
         reads_log=True,
+        log=LOG,
         paths=f"{LOG}/",
         everywhere=True,
         removals=Removals.LOG,

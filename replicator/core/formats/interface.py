@@ -121,6 +121,11 @@ class Moving(Protocol):
     def move_any(self) -> Translation:
         """Returns a path of the source as it is on the target; one outside of the table unchanged."""
 
+    @property
+    def move_uri(self) -> Translation:
+        """Returns the URL-encoded place of a file of the source, also of another table, as it is on the target. Raises
+        FormatError for one that is in no location that the target has."""
+
     def in_order(self, bounds: Sequence[str]) -> bool:
         """Returns True if all paths within bounds keep their order on the target."""
 
@@ -139,6 +144,10 @@ class Loading(Moving, Protocol):
     @property
     def stays(self) -> bool:
         """True if the target has the source's paths, except of files outside of the table's location."""
+
+    @property
+    def names_others(self) -> bool:
+        """True if the table's log names files by absolute paths, as found when the source was read."""
 
     def recorded(self, file: TableFile) -> bytes | None:
         """Returns the bytes that the source has had; None if they are not available anywhere."""
@@ -195,6 +204,9 @@ class Compared(Moving, Protocol):
     def open(self, place: str) -> BinaryIO:
         """Opens a file for reading parts in any order."""
 
+    def is_replicated(self, place: str) -> bool:
+        """Returns True for a place of the target in a location that the source's tables have there."""
+
     def differs(self, kind: str, path: str, wanted: str | None, found: str | None) -> None:
         """Reports a difference. kind: see `Difference`."""
 
@@ -224,7 +236,8 @@ class TableFormat:
     name others by absolute paths; `--formats as-they-are` copies them unchanged. has_outside: data may be outside of a
     table's location. lists_places: lines of its data files are paths of other tables' files; as-they-are copies these
     unchanged, too. rewrites: maintenance replaces files while rows remain. names_metadata: its metadata file is copied
-    like others that metadata names (`core/named_files.py`).
+    like others that metadata names (`core/named_files.py`). log: the directory of a log that may name files
+    of other tables by absolute paths.
 
     Metadata: removals: see `Removals`. switches_itself: readers see a load at once, wherever it puts files. write_ids:
     its tables need a metastore that has write ids."""
@@ -246,6 +259,7 @@ class TableFormat:
     own_columns: bool = False
     reads_log: bool = False
     has_tree: bool = False
+    log: str = ""
     paths: str = ""
     everywhere: bool = False
     special: bool = False
@@ -335,6 +349,11 @@ class TableFormat:
         """Returns True for a file that `publish` publishes, when all data of the load is on the target."""
         return False
 
+    def names_source(self, path: str) -> bool:
+        """Returns True for a file that another format's readers use, and that is copied as it is: a load reports it if
+        it names the source."""
+        return False
+
     def whole(self, path: str) -> str:
         """Returns the directory that readers must see with all of its files or not at all; "" for other files."""
         return ""
@@ -348,8 +367,8 @@ class TableFormat:
         return False
 
     def translated(self, file: TableFile, load: Loading) -> bytes | None:
-        """Returns the bytes of a data file on the target; None if they are the source's. Raises FormatError for a file
-        that names others and cannot be translated."""
+        """Returns the bytes of a data file, or of a commit, on the target; None if they are the source's. Raises
+        FormatError for a file that names others and cannot be translated."""
         return None
 
     def names_places(self, path: str) -> bool:
@@ -386,10 +405,6 @@ class TableFormat:
     def check(self, pair: Compared) -> None:
         """Reports what the log or tree of the target names and the target does not have: its files may equal the
         source's and still be no table."""
-
-    def problem_at(self, location: str) -> str:
-        """Returns why a table of the source that a replica lacks is left out, by its log; "" if nothing is wrong."""
-        return ""
 
 
 _Format = TypeVar("_Format", bound=TableFormat)

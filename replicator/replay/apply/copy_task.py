@@ -10,6 +10,7 @@ writers are not replaced without a request.
 from __future__ import annotations
 
 import heapq
+import io
 import threading
 from bisect import bisect_right as bisect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 
 from cmroot.log.segment import reading
 from cmroot.names import check_entries
-from cmroot.store.checksum import checksum_at
+from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.hdfs import carry_attributes
 from cmroot.store.listing import may_name_places
 from cmroot.store.place import Place, is_local, local_path, located, parent
@@ -34,7 +35,7 @@ from replicator.core.formats import FORMATS, of_metadata
 from replicator.core.formats.interface import Removals, TableFormat
 from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import CopyCounts
-from replicator.errors import Error
+from replicator.errors import Error, FormatError
 from replicator.replay.apply.copying import (
     FILE_COST,
     LARGE,
@@ -47,7 +48,7 @@ from replicator.replay.apply.copying import (
     remove_file,
     threads_of,
 )
-from replicator.replay.apply.format_files import TableDirectories, TableLoad, translated_data
+from replicator.replay.apply.format_files import NOWHERE, TableDirectories, TableLoad, translated_data
 from replicator.replay.apply.named_places import Naming, translated_file
 from replicator.replay.apply.origins import Directories, Roots, Wanted, directory_of, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted, remove_emptied
@@ -56,16 +57,21 @@ from replicator.replay.plan import EntryKey, FileRules
 # ---- copy task -------------------------------------------------------------------------------------------------------
 
 
-def is_foreign(file: Wanted, format: TableFormat, roots: Roots) -> bool:
-    """Returns True if the target has a commit of this version that the source never had: its bytes differ, and the
-    source's `$cmroot` does not have them either."""
+def is_foreign(file: Wanted, format: TableFormat, load: TableLoad) -> bool:
+    """Returns True if the target has a commit of this version that the source never had: its bytes differ, also from
+    those of the translation, and the source's `$cmroot` does not have them either."""
     if not format.is_commit(file.target):
         return False
     try:
         checksum, size = checksum_at(file.target)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return (checksum, size) != (file.checksum, file.size) and not roots.has(checksum, size)
+    if (checksum, size) == (file.checksum, file.size) or load.how.roots.has(checksum, size):
+        return False
+    with suppress(FormatError):
+        content = format.translated(file, load)
+        return content is None or checksum_stream(io.BytesIO(content)) != (checksum, size)
+    return True
 
 
 COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
@@ -159,9 +165,6 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
         report.waiting = set(task.parts) if len(data) < len(wanted) or is_whole else set()
         wanted = list(tables.in_hidden(data)) if is_whole else data
     mine = share_of(wanted, task.share, task.shares)
-    if task.purpose == PROBE:
-        found = ((file, tables.waits_for(file.target)) for file in mine)
-        report.foreign = {file.target: of[1].said for file, of in found if of and is_foreign(file, of[1], task.roots)}
     kept, lists = kept_prefixes(task.roots.target), any(FORMATS[name].lists_places for name in task.rules.formats)
 
     def work(files: Iterable[Wanted], how: Placing) -> CopyReport:
@@ -194,6 +197,11 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY), fence) as attempt:
         make = Directories(homes, task.rules, report.lacking).make
         how = Placing(task.roots, attempt, kept, task.reread, task.private, task.preserve, make)
+        for file in mine if task.purpose == PROBE else ():
+            if (of := tables.waits_for(file.target)) is not None:
+                home = of[0] or directory_of(file.target, homes)
+                if is_foreign(file, of[1], TableLoad(home, homes.get(home, NOWHERE), task.rules, how)):
+                    report.foreign[file.target] = of[1].said
         _share_out(mine, lambda files: work(files, how), report)
         for source, target in {(parent(file.source), parent(file.target)) for file in mine if task.preserve}:
             attempt.check()

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import BinaryIO
+from urllib.parse import unquote
 
 import msgspec
 
@@ -27,13 +28,14 @@ from replicator.core.formats.interface import TableFile, TableFormat
 from replicator.core.formats.outside import outside_directory, outside_entry
 from replicator.errors import FormatError
 from replicator.replay.apply.copying import Placed, Placing, place_file, remove_file
-from replicator.replay.apply.named_places import Homes, Naming, homes_of, moved, recorded_bytes
+from replicator.replay.apply.named_places import Homes, Naming, homes_of, moved, of_databases, recorded_bytes
 from replicator.replay.apply.origins import Wanted, directory_of, origins
 from replicator.replay.plan import EntryKey, FileRules
 
 UNREADABLE = "in a file of deletes that cannot be read"  # in place of a location
 KNOWN = 10_000  # directories whose translation is remembered
 HIDDEN = ".acid-"  # begin of the name of a directory that is not complete
+NOWHERE: EntryKey = (0, "", "", "", "")  # of a table in one file
 _CAN_RENAME = {"file", *SCHEMES, *RENAMING}
 _EVERYWHERE = [each for each in FORMATS.values() if each.everywhere]
 
@@ -181,6 +183,30 @@ class Mover:
         return all(normal(source) == normal(target) for source, target in self.homes)
 
 
+@dataclass(frozen=True)
+class UriMover:
+    """The translation of URL-encoded places of files, of any table. homes: locations that the target has, each with its
+    location there, the longest first."""
+
+    homes: Homes
+
+    def __call__(self, path: str) -> str:
+        """Raises Outside for a place in none of them."""
+        place = unquote(path)
+        with suppress(UnknownPlace):
+            home = next((each for each in self.homes if relative(place, each[0]) is not None), None)
+            now = moved(path, self.homes, encoded=True)
+            if home and (now != path or normal(home[0]) == normal(home[1])):
+                return now
+        raise Outside(f"{place} is in no location that the target has", hint="see docs/formats.md, Delta")
+
+    def is_replicated(self, place: str) -> bool:
+        """Returns True for a place of the target in one of them."""
+        with suppress(UnknownPlace):
+            return any(relative(place, target) is not None for _, target in self.homes)
+        return False
+
+
 @dataclass
 class TableLoad:
     """The load of one table or partition, for its format: `Loading`. key: of its entries; note: gets the outcome of
@@ -199,13 +225,22 @@ class TableLoad:
         return found[0].pointer if found else ""
 
     @cached_property
-    def _homes(self) -> Homes:
+    def names_others(self) -> bool:
+        found = self.rules.rules_of(*self.key[:4])
+        return bool(found and found[0].names_others)
+
+    @cached_property
+    def _own(self) -> list[tuple[str | None, str | None]]:
         found = self.rules.rules_of(*self.key[:4])
         own = found[0].location if found else None
-        pairs = [self.rules.places(*self.key) or (None, None)]
+        pairs: list[tuple[str | None, str | None]] = [self.rules.places(*self.key) or (None, None)]
         if found and own:
             pairs.append((own, self.rules.placement.inside(found[0].db, own, own)))
-        return homes_of(pairs)
+        return pairs
+
+    @cached_property
+    def _homes(self) -> Homes:
+        return homes_of(self._own)
 
     @property
     def stays(self) -> bool:
@@ -221,6 +256,10 @@ class TableLoad:
     @cached_property
     def move_any(self) -> Mover:
         return Mover(self._homes, former=True)
+
+    @cached_property
+    def move_uri(self) -> UriMover:
+        return UriMover(homes_of([*self._own, *of_databases(self.rules.placement)]))
 
     def recorded(self, file: TableFile) -> bytes | None:
         if file.checksum is None or file.size is None:

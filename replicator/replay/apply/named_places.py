@@ -2,8 +2,8 @@
 
 Spark reads a directory with a `_spark_metadata` only through that log, which names each file by its whole path. A copy
 of it would lead readers of the replica to the source's files. So a load translates the paths in such files as it does
-those in metadata, and names every other small file that contains a location of the source. Delta logs have a check of
-their own (`cmroot.store.delta`). Hidden files (`.x`) are never copied.
+those in metadata, and names every other small file that contains a location of the source. Delta logs have a
+translation of their own (`cmroot.store.delta`). Hidden files (`.x`) are never copied.
 """
 
 from __future__ import annotations
@@ -62,9 +62,14 @@ def homes_of(pairs: Iterable[tuple[str | None, str | None]], *, roots: bool = Fa
     return tuple(sorted(found.items(), key=lambda pair: (-len(pair[0]), pair)))
 
 
+def may_name(path: str, format: TableFormat) -> bool:
+    """Returns True for a file that may name places, by its path in its object's directory."""
+    return may_name_places(path) or format.names_places(path) or format.names_source(path)
+
+
 def limit_of(path: str, format: TableFormat) -> int:
     """Returns the size in bytes up to which a file is examined, by its path in its object's directory."""
-    known = _STREAM_LOG.fullmatch(path) or _MANIFEST.fullmatch(path) or format.names_places(path)
+    known = _STREAM_LOG.fullmatch(path) or _MANIFEST.fullmatch(path) or format.names_places(path) or of_metadata(path)
     return LARGEST if known else SMALL
 
 
@@ -276,7 +281,7 @@ def translated_file(
         return file, None
     key, format = objects[directory], of_metadata(path) if objects[directory][2] == NAMED else None
     listing, limit = rules.format_at(key), limit_of(path, rules.format_at(key))
-    if not (format or may_name_places(path) or listing.names_places(path)):
+    if not (format or may_name(path, listing)):
         return file, None
     about = rules.object_at(*key[:4]) or (key[1:3], key[3])
     if file.size > limit:
@@ -432,7 +437,7 @@ def run_naming_task(task: NamingTask) -> dict[str, str]:
     found, listing, format = dict[str, str](), list_tree(task.directory), FORMATS[task.format]
     for file in listing.files if listing else ():
         path = file.path_relative
-        if (may_name_places(path) or format.names_places(path)) and (said := _named_at(task, file, format)):
+        if (may_name(path, format) or of_metadata(path)) and (said := _named_at(task, file, format)):
             found[path] = said
     return found
 

@@ -85,7 +85,6 @@ def touched_objects(rows: Iterable[pa.Table], rules: FileRules) -> dict[Name, se
 def isolate(plan: Plan, touched: dict[Name, set[str]]) -> None:
     """Turns a plan that keeps the source's layout into one that publishes by snapshots. An Iceberg or transactional
     table keeps its location: its pointer or its write ids switch."""
-    plan.snapshot = plan.metadata.id
     for step in plan.tables:
         if step.table is None or plan.switches_itself(step.table):
             continue
@@ -215,12 +214,14 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         overwrite=options.overwrite,
         by_difference=options.by_difference if bootstrap else None,
         sharing=sharing,
+        snapshot=reader.metadata.id if snapshots else None,
         back=bootstrap and options.by_difference is not None and not snapshots,
         as_they_are=options.as_they_are,
         preserve=tuple(options.preserve),
         grants=options.grants,
         principals=options.principals,
         seen=seen,
+        there=there,
     )
     acid = any(each.table and is_transactional(each.table) for each in squashed.lineages)
     plan.transactions = not (acid or reader.metadata.transactional) or target.keeps_transactions()
@@ -230,10 +231,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
     if any(each.others for step in plan.tables for each in step.lineage.statistics.values()) or plan.lacked:
         lack_statistics(plan, target.statistics_engines())
     lack_grants(plan, lambda: other_authorizer(target))
-    if snapshots:
-        plan.snapshot = plan.metadata.id
-        if plan.by_difference is None:
-            isolate(plan, touched_objects(_entries(reader), plan.file_rules()))
+    if snapshots and plan.by_difference is None:
+        isolate(plan, touched_objects(_entries(reader), plan.file_rules()))
     if after is None:
         plan.skipped = f"the target is already at position {reader.metadata.end.position}"
     elif any(step.new_place for step in plan.tables):

@@ -16,13 +16,12 @@ from replicator.core.formats import FORMATS
 from replicator.core.formats.interface import TableFormat
 from replicator.replay.apply.copy_task import CopyReport, count, entries, fold_entries, is_foreign
 from replicator.replay.apply.copying import Placed, Placing, kept_prefixes, remove_file
-from replicator.replay.apply.format_files import TableDirectories, TableLoad
+from replicator.replay.apply.format_files import NOWHERE, TableDirectories, TableLoad
 from replicator.replay.apply.named_places import translated_file
 from replicator.replay.apply.origins import Directories, Roots, Wanted, directory_of, lacking_of
 from replicator.replay.apply.staging import OPEN, Fence, noted
 from replicator.replay.plan import EntryKey, FileRules
 
-_NOWHERE: EntryKey = (0, "", "", "", "")  # of a table in one file
 _PATHS = "|".join(each.paths for each in FORMATS.values() if each.paths)
 _LISTS = {each.name for each in FORMATS.values() if each.lists_places}
 
@@ -78,11 +77,11 @@ def run_publish_task(task: PublishTask, fence: Fence = OPEN) -> PublishReport:
         for (directory, _), group in groupby(waiting, key=lambda each: (each.directory, each.format.name)):
             some = list(group)
             files, format = [each.file for each in some], some[0].format
+            load = TableLoad(directory, homes.get(directory, NOWHERE), task.rules, how, note)
             if not task.over:
-                report.foreign |= {file.target: format.said for file in files if is_foreign(file, format, task.roots)}
+                report.foreign |= {file.target: format.said for file in files if is_foreign(file, format, load)}
             if not report.foreign:
-                key, listed = homes.get(directory, _NOWHERE), partial(_listed, report, homes, task.rules, how)
-                load = TableLoad(directory, key, task.rules, how, note)
+                listed = partial(_listed, report, homes, task.rules, how)
                 format.publish(files, replace(load, listed=listed) if format.lists_places else load)
     return report
 
