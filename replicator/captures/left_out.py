@@ -29,15 +29,15 @@ def left_out(
     """Returns the tables of some databases at the manifest's position that are not replicated: "db.table" -> the
     reason; and those whose logs name files by absolute paths (see `named_outside`). `root`: the `$cmroot` that retains
     the bytes of their logs; `holds`: selects tables (db, name)."""
-    databases, found = list(databases), dict[str, str]()
+    databases, found, has_logs = list(databases), dict[str, str](), False
     for db in databases:
         for name, format in manifest.formats(db).items():
+            has_logs = has_logs or bool(FORMATS[format].log)
             if holds((db, name)) and (table := manifest.table(db, name)) is not None:
                 known = KnownTable(manifest, root, table)
                 if reason := next(FORMATS[format].problems(known), ""):
                     found[f"{db}.{name}"] = reason
-    outside = named_outside(manifest, databases, holds, found)
-    return found, outside
+    return found, named_outside(manifest, databases, holds, found) if has_logs else {}
 
 
 def transactional(
