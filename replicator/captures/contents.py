@@ -22,7 +22,6 @@ from replicator.captures.object_listing import (
     CaptureSnapshots,
     Listed,
     ListTask,
-    Rows,
     list_objects,
     nothing_left,
     uncaptured_files,
@@ -93,10 +92,9 @@ class Contents:
         self._log.files(self._placed(fresh, [obj], [0] * fresh.num_rows))
         self._named.pop((obj.db, obj.table, obj.partition), None)
 
-    def record(self, objects: Sequence[DataObject], rows: Rows | pa.Table) -> None:
-        """Records rows of files outside of the directories of objects. A table of rows is about one object."""
-        owners = rows.owner if isinstance(rows, Rows) else [0] * rows.num_rows
-        self._log.files(self._placed(rows.table(objects) if isinstance(rows, Rows) else rows, objects, owners))
+    def record(self, objects: Sequence[DataObject], rows: pa.Table, owners: Sequence[int] = ()) -> None:
+        """Records rows of files that no listing found. owners: as for `_placed`; none if all are about one object."""
+        self._log.files(self._placed(rows, objects, owners or [0] * rows.num_rows))
 
     def judge_open(self) -> None:
         """Notes the unclear directories: they are of writers that have not ended, and not listed in this capture."""

@@ -250,7 +250,8 @@ class OutsideFiles:
             rows, stores = Rows(), list(dict.fromkeys(store for store, _ in gone))
             for store, path in gone:
                 rows.add(stores.index(store), "remove", path, *NOTHING)
-            self._contents.record([replace(obj, location=each) for each in stores], rows)
+            objects = [replace(obj, location=each) for each in stores]
+            self._contents.record(objects, rows.table(objects), rows.owner)
         keeps = self._contents.keepers.keeps_bytes
         lacking = manifest.select(f"SELECT DISTINCT o.store, o.path{_LACKING}", *_TREE, table_id, keeps)
         foreign = self._log.on_nodes((db, store) for store in {store for store, _ in lacking})

@@ -186,7 +186,7 @@ def _record(
             rows.cut(*start)
             return False
         identity = full_identity(kept.identity, kept.changed_ns) if kept else ""
-        if kept is not None and before is not None and _is_same_entry(before, kept, keeper):
+        if kept is not None and before is not None and is_same_entry(before, kept, keeper):
             rows.same.append((index, path, identity))
         elif kept is not None:
             rows.add(
@@ -242,7 +242,7 @@ def is_kept_by(before: KnownFile, keeper: Keeper) -> bool:
     )
 
 
-def _is_same_entry(before: KnownFile, kept: Kept, keeper: Keeper) -> bool:
+def is_same_entry(before: KnownFile, kept: Kept, keeper: Keeper) -> bool:
     """Returns True if a file that was read again equals its entry: a change of owner or mode, or a hard link to it,
     updates the change time."""
     now = (kept.size, kept.mtime_ns, kept.checksum, keeper.name != "none", kept.version)

@@ -3,7 +3,7 @@
 Captures follow the names in these files instead of listing the table's directory: they record the files of one commit,
 whatever others write there. Files of a tree never change: each is read once, on the engine, and what it names is
 remembered by its checksum. After a commit only what it added is read; if it dropped files that lead on, all names are
-followed, and files that none of them reaches are removed. A table whose metadata file is missing is left to a listing.
+followed, and files that none of them reaches are removed. A table whose metadata file cannot be read is listed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,16 @@ from cmroot.store.listing import DirectoryState, directory_state, file_state, fu
 from cmroot.store.place import Place, is_local, join, located, parent, relative
 from replicator.captures.inventory import FILE, DataObject, KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.captures.object_listing import NOTHING, REQUESTS, Rows, is_kept_by
+from replicator.captures.object_listing import NOTHING, REQUESTS, ROWS, Rows, is_kept_by, is_same_entry
 from replicator.captures.recording import Recording
 from replicator.core.formats import FORMATS
 from replicator.core.formats.interface import NamedFiles, TableFormat
 from replicator.core.grouping import batched
 from replicator.core.runtime import Runtime
 
-TABLES = 500  # walked at the same time
+TABLES = 100  # walked at the same time
 FILES = 200  # files of a task
-NAMES = (
-    50_000  # names in one outcome at which a task leaves its other files to another: limits the memory of the driver
-)
-
-LACKING, DAMAGED, COMPLETE = "lacking", "damaged", "complete"
-"""How a walk ended: files are missing, and looked for again; a file that leads on cannot be read; all was found."""
+NAMES = 50_000  # names in an outcome at which a task leaves its other files to another, to limit the driver's memory
 
 # ---- what files name -------------------------------------------------------------------------------------------------
 
@@ -81,10 +76,11 @@ def openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], Bi
 
 @dataclass(frozen=True)
 class WantedFile:
-    """A file to keep, unless it is `known`, and to examine."""
+    """A file to keep and to examine. known: its entry."""
 
     path: str
     known: KnownFile | None
+    keep: bool
     examine: bool
 
 
@@ -109,7 +105,7 @@ class TreeTask:
 
 @dataclass
 class TreeRead:
-    """The outcome of a part. is_there: its metadata file was read; rows: of files that were kept; examined: (path,
+    """The outcome of a part. is_there: its metadata file exists; rows: of files that were kept; examined: (path,
     checksum, problem, named); missing: paths; failed: why a file cannot be read; is_postponed: files were left to
     another task; directory: of the metadata file, if it was read."""
 
@@ -128,6 +124,7 @@ class TreeRead:
 @dataclass
 class _Looked:
     path: str
+    known: KnownFile | None
     kept: Kept | None = None
     checksum: str | None = None
     is_missing: bool = False
@@ -163,7 +160,8 @@ def _add(read: TreeRead, rows: Rows, part: TreePart, looked: _Looked) -> None:
         read.missing.append(looked.path)
     elif looked.path == part.top and not looked.failed:
         read.is_there = True
-    if (kept := looked.kept) is not None:
+    kept, known = looked.kept, looked.known
+    if kept is not None and not (known and is_same_entry(known, kept, part.keeper)):
         identity, is_kept = full_identity(kept.identity, kept.changed_ns), part.keeper.name != "none"
         rows.add(0, "add", looked.path, kept.size, kept.mtime_ns, identity, kept.checksum, is_kept, kept.version)
     if looked.named is not None and looked.checksum:
@@ -171,9 +169,9 @@ def _add(read: TreeRead, rows: Rows, part: TreePart, looked: _Looked) -> None:
 
 
 def _look(part: TreePart, root: str, file: WantedFile) -> _Looked:
-    found, place, known = _Looked(file.path), join(part.obj.location, file.path), file.known
+    found, place, known = _Looked(file.path, file.known), join(part.obj.location, file.path), file.known
     try:
-        if known is None:
+        if file.keep:
             kept = found.kept = part.keeper.keep(place)
             identity = full_identity(kept.identity, kept.changed_ns)
             known = KnownFile(file.path, kept.size, kept.mtime_ns, identity, kept.checksum, True, kept.version)
@@ -185,8 +183,9 @@ def _look(part: TreePart, root: str, file: WantedFile) -> _Looked:
         raise
     except (OSError, NotWritable, UnknownPlace) as error:
         found.failed = f"its file {place} cannot be read: {error}"
-    if known is None or found.is_missing or not file.examine:
+    if found.is_missing or found.failed or not file.examine:
         return found
+    assert known is not None
     found.checksum = known.checksum
     for open_file in openings(place, known, root):
         with suppress(FileNotFoundError), open_file() as stream:
@@ -200,7 +199,7 @@ def _look(part: TreePart, root: str, file: WantedFile) -> _Looked:
 
 # ---- walks, by the driver --------------------------------------------------------------------------------------------
 
-Record = Callable[[Sequence[DataObject], Rows | pa.Table], None]  # see `Contents.record`
+Record = Callable[[Sequence[DataObject], pa.Table, Sequence[int]], None]  # see `Contents.record`
 Groups = Callable[[Sequence[DataObject]], Iterable[tuple[Keeper, Sequence[DataObject]]]]
 
 REACHED = """CREATE TEMP TABLE IF NOT EXISTS reached (table_id INTEGER, path TEXT, level INTEGER, leads, fresh,
@@ -210,16 +209,17 @@ _UNLISTED = f"""SELECT t.id, 0, t.db, t.name, '', t.location, t.touched, f.forma
   JOIN tables t ON t.id = f.table_id WHERE f.format IN ({_HAVING}) AND NOT t.listed AND t.location <> ''
   AND t.id > ? ORDER BY t.id LIMIT ?"""
 _OWN = "f.table_id = r.table_id AND f.partition_id = 0 AND f.path = r.path"  # the recorded state of a reached file
-_LEVEL = f"""SELECT r.path, r.leads, l.checksum, {FILE} FROM temp.reached r LEFT JOIN files f ON {_OWN}
+_IS_DAMAGED = """(l.problem <> '' AND NOT EXISTS
+  (SELECT 1 FROM tree e WHERE e.location = l.location AND e.checksum = l.checksum))"""  # a file that cannot be read
+_LEVEL = f"""SELECT r.path, r.leads, l.checksum, {_IS_DAMAGED}, {FILE} FROM temp.reached r LEFT JOIN files f ON {_OWN}
   LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = ?
   WHERE r.table_id = ? AND r.level = ? AND r.path > ? ORDER BY r.path LIMIT ?"""
 _EXPAND = f"""INSERT OR IGNORE INTO temp.reached SELECT r.table_id, e.path, r.level + 1, e.leads, 0 FROM temp.reached r
   CROSS JOIN files f ON {_OWN} CROSS JOIN tree e ON e.location = ? AND e.checksum = f.checksum
   WHERE e.store = '' AND r.table_id = ? AND r.level = ? AND r.leads"""
 _UNREAD = f"""SELECT 1 FROM temp.reached r LEFT JOIN files f ON {_OWN}
-  LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = ?1 WHERE r.table_id = ?2 AND r.leads AND
-  (l.problem IS NULL OR (l.problem <> '' AND NOT EXISTS
-  (SELECT 1 FROM tree e WHERE e.location = ?1 AND e.checksum = f.checksum))) LIMIT 1"""
+  LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = ? WHERE r.table_id = ? AND r.leads
+  AND (l.problem IS NULL OR {_IS_DAMAGED}) LIMIT 1"""
 _UNREACHED = """SELECT path FROM files f WHERE table_id = ? AND partition_id = 0 AND path > ? AND NOT EXISTS
   (SELECT 1 FROM temp.reached r WHERE r.table_id = f.table_id AND r.path = f.path) ORDER BY path LIMIT ?"""
 _UNUSED = f"""SELECT DISTINCT checksum FROM tree WHERE location = ? AND checksum NOT IN
@@ -233,10 +233,11 @@ class Trees:
     def __init__(self, log: Recording, root: str, runtime: Runtime, record: Record) -> None:
         self._log, self._manifest, self._root, self._runtime, self._record = log, log.manifest, root, runtime, record
         self.changed, self.lacking = set[int](), dict[str, tuple[int, str]]()
+        self._objects, self._rows, self._owners = list[DataObject](), list[pa.Table](), list[int]()
         self._manifest.change(REACHED, ())
 
     def walk(self, groups: Groups, missing: list[tuple[DataObject, str]]) -> list[DataObject]:
-        """Walks every unlisted table that has a tree, and marks it as listed, unless its metadata file is missing.
+        """Walks every unlisted table that has a tree, and marks it as listed, unless its metadata file cannot be read.
         groups: returns those that can be read, by keeper. Returns the tables with missing files, which must be walked
         again; appends those that cannot be read to `missing`, with the reason."""
         again, last = list[DataObject](), -1
@@ -252,10 +253,11 @@ class Trees:
                 self._read(walks, advance)
             for each in walks:
                 self._end(each)
+            self._flush()
             self._manifest.change("DELETE FROM temp.reached", ())
             left = {each.obj for each in walks if not (each.is_there or each.failed)}
             self._manifest.mark_listed([obj for obj in tops if obj not in left])
-            again += [each.obj for each in walks if each.lacking]
+            again += [each.obj for each in walks if each.is_partial]
             missing += [(each.obj, each.failed) for each in walks if each.failed]
         return again
 
@@ -271,22 +273,38 @@ class Trees:
                 is_postponed = False
                 for reads in engine.run(read_trees, _tasks(active, level, self._root)):
                     for read in reads:
-                        by_id[read.obj.table_id].add(read, self._record)
+                        by_id[read.obj.table_id].add(read)
+                        self._keep(read.obj, read.rows)
                         advance(read.files)
                         self._log.report.files += read.files
                         self._log.report.bytes += read.bytes
                         is_postponed = is_postponed or read.is_postponed
+                self._flush()
             active = [each for each in active if each.expand(level)]
             level += 1
 
     def _end(self, walk: _Walk) -> None:
-        walk.end(self._record)
+        for rows in walk.end():
+            self._keep(walk.obj, rows)
         if walk.has_changed:
             self.changed.add(walk.obj.table_id)
         name = f"{walk.obj.db}.{walk.obj.table}"
         self.lacking.pop(name, None)
         if walk.lacking:
             self.lacking[name] = len(walk.lacking), join(walk.obj.location, walk.lacking[0])
+
+    def _keep(self, obj: DataObject, rows: pa.Table) -> None:
+        """Records rows together with others: each call of `record` costs a row group of the log."""
+        self._owners += [len(self._objects)] * rows.num_rows
+        self._objects.append(obj)
+        self._rows.append(rows)
+        if len(self._owners) >= ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._owners:
+            self._record(self._objects, pa.concat_tables(self._rows), self._owners)
+        self._objects, self._rows, self._owners = [], [], []
 
 
 def _tasks(walks: Iterable[_Walk], level: int, root: str) -> Iterator[TreeTask]:
@@ -303,17 +321,19 @@ def _tasks(walks: Iterable[_Walk], level: int, root: str) -> Iterator[TreeTask]:
 
 
 class _Walk:
-    """The walk of one table. top: the path of its metadata file, the first of `tops`; is_there: this file exists;
-    failed: why the table cannot be read; lacking: its missing files, by their paths."""
+    """The walk of one table. top: the path of its metadata file, the first of `tops`; is_there: it can be read;
+    failed: why the table cannot be read; lacking: its missing files, by their paths; is_partial: some files are missing
+    or damaged, so it must be walked again."""
 
     def __init__(
         self, manifest: Manifest, obj: DataObject, format: TableFormat, tops: Sequence[str], keeper: Keeper
     ) -> None:
         self._manifest, self.obj, self.format, self.keeper = manifest, obj, format, keeper
         self._tops, self.top = tops, tops[0]
-        self.is_there, self.failed, self.lacking, self.has_changed = False, "", list[str](), False
+        self.is_there, self.failed, self.is_partial, self.has_changed = False, "", False, False
+        self.lacking = list[str]()
         self._reads: Literal["all", "added", "nothing"] = "all"
-        self._missing = list[str]()
+        self._missing, self._damaged = list[str](), set[str]()
         self._before = "", ""  # path and checksum of the metadata file of the last walk
 
     def begin(self) -> None:
@@ -322,29 +342,29 @@ class _Walk:
 
     def wanted(self, level: int) -> Iterator[Sequence[WantedFile]]:
         """Yields the files of a level that are to be read. The metadata file always is, as all may be gone with it."""
-        last, missing = "", set(self._missing)
+        last, done = "", self._damaged.union(self._missing)
         while rows := self._manifest.select(_LEVEL, self.obj.location, self.obj.table_id, level, last, FILES):
             last, some = rows[-1][0], list[WantedFile]()
-            for path, leads, examined, *file in rows:
+            for path, leads, examined, is_damaged, *file in rows:
                 known = KnownFile(*file) if file[0] is not None else None
-                known = known if known is not None and is_kept_by(known, self.keeper) else None
-                wanted = WantedFile(path, known, bool(leads) and (known is None or examined is None))
+                keep = known is None or bool(is_damaged) or not is_kept_by(known, self.keeper)
+                wanted = WantedFile(path, known, keep, bool(leads) and (keep or examined is None))
                 is_first = path == self.top and not self.is_there
-                if (is_first or known is None or wanted.examine) and path not in missing:
+                if (is_first or keep or wanted.examine) and path not in done:
                     some.append(wanted)
             if some:
                 yield some
 
-    def add(self, read: TreeRead, record: Record) -> None:
-        """Records what was read."""
+    def add(self, read: TreeRead) -> None:
+        """Notes what was read."""
         self.failed = self.failed or read.failed
         self._missing += read.missing
-        self.is_there = self.is_there or read.is_there
-        if read.rows.num_rows:
-            record([self.obj], read.rows)
-            self.has_changed = True
-        for _, checksum, problem, named in read.examined:
+        self.has_changed = self.has_changed or read.rows.num_rows > 0
+        for path, checksum, problem, named in read.examined:
             remember_log_file(self._manifest, checksum, self.obj.location, problem, named)
+            if problem and not named:
+                self._damaged.add(path)
+        self.is_there = (self.is_there or read.is_there) and self.top not in self._damaged
         fresh = "UPDATE temp.reached SET fresh = 1 WHERE table_id = ? AND path = ?"
         self._manifest.change(fresh, *((self.obj.table_id, path) for path, *_ in read.examined))
         if read.directory is not None:
@@ -369,48 +389,47 @@ class _Walk:
         )
 
     def _decide(self) -> None:
-        """Decides what is read: nothing, if the last walk began at the same file and found all that can be read; what
-        was added since then; or all, if files that lead on were dropped, or it did not find all."""
-        row = self._manifest.select("SELECT top, keeper, state FROM walks WHERE table_id = ?", self.obj.table_id)
-        place, keeper, state = row[0] if row else ("/", "", LACKING)
+        """Decides what is read: nothing, if the last walk began at the same file; what was added since then; or all, if
+        files that lead on were dropped, or the last walk did not find all."""
+        row = self._manifest.select("SELECT top, keeper FROM walks WHERE table_id = ?", self.obj.table_id)
+        place, keeper = row[0] if row else ("/", "")
         top = relative(place, self.obj.location)
-        if not top or keeper != self.keeper.name or state == LACKING:
+        if not top or keeper != self.keeper.name:
             return
         self._before = top, self._checksum(top)
         if top == self.top and not self.has_changed:
             self._reads = "nothing"
-        elif state == COMPLETE and self._names(self._before[1]) and not self._without(leads=True):
+        elif self._names(self._before[1]) and not self._without(leads=True):
             self._reads = "added"
 
-    def end(self, record: Record) -> None:
-        """Removes what is no longer part of the table, and notes the walk."""
+    def end(self) -> Iterator[pa.Table]:
+        """Notes a complete walk. Yields rows that remove what is no longer part of the table."""
         manifest, table, place = self._manifest, self.obj.table_id, self.obj.location
         manifest.change("DELETE FROM walks WHERE table_id = ? AND ?", (table, self._reads != "nothing"))
         if not self.is_there or self.failed or self._reads == "nothing":
             return
         self.lacking = [path for path in self._missing if not self.format.may_lack(path)]
         is_unread = bool(manifest.select(_UNREAD, place, table))
+        self.is_partial = is_unread or bool(self.lacking)
         if self._reads == "added":
-            self._remove([path for path in self._without() if self._checksum(path)], record)
+            yield from self._removed([path for path in self._without() if self._checksum(path)])
             self._forget([self._before[1]])
         elif not is_unread:
             last = ""
             while rows := manifest.select(_UNREACHED, table, last, FILES):
                 last = rows[-1][0]
-                self._remove([path for (path,) in rows], record)
+                yield from self._removed([path for (path,) in rows])
             self._forget([checksum for (checksum,) in manifest.select(_UNUSED, place, table)])
-        state = LACKING if self.lacking else DAMAGED if is_unread else COMPLETE
-        manifest.change(
-            "INSERT INTO walks VALUES (?, ?, ?, ?)", (table, join(place, self.top), self.keeper.name, state)
-        )
+        if not self.is_partial:
+            manifest.change("INSERT INTO walks VALUES (?, ?, ?)", (table, join(place, self.top), self.keeper.name))
 
-    def _remove(self, paths: Sequence[str], record: Record) -> None:
+    def _removed(self, paths: Sequence[str]) -> Iterator[pa.Table]:
         rows = Rows()
         for path in paths:
             rows.add(0, "remove", path, *NOTHING)
         if paths:
-            record([self.obj], rows)
             self.has_changed = True
+            yield rows.table([self.obj])
 
     def _without(self, *, leads: bool = False) -> list[str]:
         """Returns the files that the last metadata file named, and this one does not, and that file itself."""

@@ -151,6 +151,26 @@ def test_a_missing_file_is_named_and_recorded_when_it_is_back(fixture: Lab, kind
     is_same(fixture)
 
 
+@pytest.mark.parametrize("kind", ["snap-*.avro", "*-m0.avro", "*.metadata.json"])
+def test_a_damaged_file_is_read_again_until_it_can_be_read(fixture: Lab, kind: str) -> None:
+    table = make(fixture)
+    table.append(rows(1))
+    file = max((fixture.source.home / "t").rglob(kind))
+    content = file.read_bytes()
+    file.write_bytes(b"damaged")
+    records = []
+    for _ in range(2):
+        captured = fixture.capture()
+        assert list(captured.output["formats"]) == [f"{fixture.name}.t"]
+        records.append(captured.output["records"])
+    assert records[1] == 0
+    file.write_bytes(content)
+    assert fixture.capture().output["formats"] == {}
+    is_recorded(fixture, table)
+    replicated(fixture)
+    is_same(fixture)
+
+
 def test_a_table_whose_metadata_file_is_missing_keeps_all_of_its_directory(fixture: Lab) -> None:
     """It is a gap, whose files are kept; as soon as the file is back, the rest is no part of the table."""
     table = make(fixture)
