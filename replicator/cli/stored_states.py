@@ -35,7 +35,6 @@ from replicator.commands.stored_states import restore as run_restore
 from replicator.commands.stored_states import show as run
 from replicator.core.not_replicated import PARTIAL
 from replicator.core.option import absolute_moment
-from replicator.metastore.events.record import Change
 from replicator.replay.restore.plan import RestorePlan
 from replicator.replay.restore.restore import Restored
 
@@ -220,13 +219,14 @@ def _write_json(shown: Shown) -> None:
 def _lines(shown: Shown) -> Iterator[str]:
     yield from aligned(_header(shown.header))
     yield ""
+    moment = shown.moments()
     for record, restore in shown.rows():
-        obj, detail = describe_change(record.change)
+        detail = " ".join(filter(None, [record.change.detail, moment(record)]))
         offered = f"  restore: {shlex.join(restore[2:])}" if restore else ""
         kind = record.change.__struct_config__.tag
         seen = "observed" if record.observed else ""
         place = f"{record.position:>8}  {record.event:>8}  {time_text(record.time)}  {seen:<8}"
-        yield f"{place}  {kind:<15}  {obj}  {detail}".rstrip() + offered
+        yield f"{place}  {kind:<15}  {record.change.object}  {detail}".rstrip() + offered
     if shown.header["what"] == "log" and shown.header["records"]:
         root = shlex.quote(str(shown.header["place"]))
         chosen = "the arguments of a row" if shown.restores else "--db DB --to @POSITION"
@@ -282,11 +282,6 @@ def _file_line(entry: Mapping[str, Any]) -> str:
         f"{entry['position']:>8}  {entry['op']:<9}  {size:>12}  {checksum:<32}  {kept:<4}  "
         f"{entry['db']}.{entry['table']}{partition}  {where}"
     )
-
-
-def describe_change(change: Change) -> tuple[str, str]:
-    """(object, detail) of a change, each short."""
-    return change.object, change.detail
 
 
 # ---- restore ---------------------------------------------------------------------------------------------------------

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
+
 from replicator.captures.dumps.selection import LogMoment
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed
 from replicator.core.model import Table
-from replicator.metastore.events.record import AlterTable, Change, ChangeRecord, CreateTable
+from replicator.metastore.events.record import AlterTable, Change, ChangeFiles, ChangeRecord, CreateTable
 
 
 def shown(*changes: Change) -> Shown:
     records = [ChangeRecord(number, number, number, each) for number, each in enumerate(changes, 1)]
-    return Shown({}, lambda: iter(records), lambda: iter([{"position": each.position} for each in records]))
+    files = [{"position": each.position, "op": "add", "path": "part-0"} for each in records]
+    return Shown({}, lambda: iter(records), lambda: iter([pa.RecordBatch.from_pylist(files)]))
 
 
 def table(name: str) -> Table:
@@ -38,3 +41,33 @@ def test_a_table_is_followed_through_its_names() -> None:
     assert [each["position"] for each in found.entries()] == [1, 2, 4, 6]
     late = narrowed(log, replace(Narrowing(("d", "c")), since=LogMoment(event=2)))
     assert [each.position for each in late.records()] == [2, 4, 6]
+
+
+def test_states_are_named_in_the_terms_of_each_format() -> None:
+    pointer = {"metadata_location": "file:/w/d.db/i/metadata/00002-5f.metadata.json"}
+    changes = [
+        CreateTable(Table(db="d", name="i", parameters=pointer)),
+        AlterTable("d", "i", Table(db="d", name="i", parameters={**pointer, "current-snapshot-id": "812"})),
+        CreateTable(Table(db="d", name="delta", parameters={"spark.sql.sources.provider": "delta"})),
+        ChangeFiles(db="d", table="delta"),
+        ChangeFiles(db="d", table="plain"),
+    ]
+    files = [
+        (3, "add", "_delta_log/00000000000000000000.json"),
+        (4, "add", "_delta_log/00000000000000000011.json"),
+        (4, "add", "_delta_log/00000000000000000012.json"),
+        (4, "add", "_delta_log/00000000000000000013.checkpoint.parquet"),
+        (4, "remove", "_delta_log/00000000000000000099.json"),
+        (5, "add", "part-0"),
+    ]
+    batch = pa.RecordBatch.from_pylist([dict(zip(("position", "op", "path"), each, strict=True)) for each in files])
+    found = replace(shown(*changes), batches=lambda: iter([batch]))
+    moment = found.moments()
+    assert [moment(record) for record in found.records()] == [
+        "00002-5f.metadata.json",
+        "snapshot 812",
+        "version 0",
+        "version 12",
+        "",
+    ]
+    assert [each.get("moment", "") for each in found.to_dict()["records"]] == list(map(moment, found.records()))

@@ -8,29 +8,36 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from cmroot.log.captured import MARKER, segments
+from cmroot.log.captured import ADD, MARKER, segments
 from cmroot.log.segment import FILES
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written, name_of
 from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader, Keys
 from replicator.captures.manifest import read_records
+from replicator.core.formats import FORMATS, format_of
+from replicator.core.model import Table
 from replicator.core.not_replicated import Report, table_of
 from replicator.core.option import LogMoment
 from replicator.errors import FormatError
 from replicator.metastore.events.record import ChangeRecord
 from replicator.metastore.events.scope import captured_databases
 
+_WITH_LOG = [each for each in FORMATS.values() if each.log]
+_LOGS = "|".join(rf"(^|/){each.log}/[^/]*$" for each in _WITH_LOG)  # the files of logs themselves
+
 
 @dataclass(frozen=True)
 class Shown(Report):
-    """The content to display. `header`: the metadata of the dump or log; `records` and `entries` (of files) read them
-    again, one by one, on each call. `files`: True if `to_dict` includes the entries. `restores`: the records, each with
-    the arguments of `replicator restore` for its state; None: not known."""
+    """The content to display. `header`: the metadata of the dump or log; `records`, and `batches` of file entries, are
+    read again on each call. `files`: True if `to_dict` includes the entries. `restores`: the records, each with the
+    arguments of `replicator restore` for its state; None: not known."""
 
     header: dict[str, Any]
     records: Callable[[], Iterator[ChangeRecord]]
-    entries: Callable[[], Iterator[Mapping[str, Any]]]
+    batches: Callable[[], Iterator[pa.RecordBatch]]
     files: bool = False
     restores: Callable[[], Iterator[tuple[ChangeRecord, list[str]]]] | None = None
 
@@ -38,6 +45,32 @@ class Shown(Report):
         """Yields the records, each with the arguments of `replicator restore` for its state; [] if it cannot be
         restored, or is not known."""
         return self.restores() if self.restores else ((record, []) for record in self.records())
+
+    def entries(self) -> Iterator[Mapping[str, Any]]:
+        """Yields the file entries one by one."""
+        for batch in self.batches():
+            yield from batch.to_pylist()
+
+    def moments(self) -> Callable[[ChangeRecord], str]:
+        """Returns a function that gives the state of a record's table in the terms of its format: the snapshot of an
+        Iceberg table, the version of a Delta table; "" for other formats, and for a record that does not change it.
+        Reads the file entries if a record creates or alters a table with a log."""
+        versions = dict[int, int]()
+        has_logs = any(format_of(table).log for record in self.records() if (table := _table_of(record)))
+        for batch in self.batches() if has_logs else ():
+            rows = batch.filter(pc.match_substring_regex(batch["path"].cast(pa.string()), _LOGS))
+            for position, op, path in zip(
+                *(rows[name].to_pylist() for name in ("position", "op", "path")), strict=True
+            ):
+                found = [each.commit_version(path) for each in _WITH_LOG if op == ADD]
+                versions[position] = max([versions.get(position, -1), *(each for each in found if each is not None)])
+
+        def moment(record: ChangeRecord) -> str:
+            if versions.get(record.position, -1) >= 0:
+                return f"version {versions[record.position]}"
+            return state_of(record)
+
+        return moment
 
     def head(self) -> dict[str, Any]:
         """Returns the JSON object without its lists."""
@@ -47,7 +80,8 @@ class Shown(Report):
 
     def lists(self) -> dict[str, Iterable[Any]]:
         """Returns the lists of the JSON object, which may not fit into memory."""
-        lists: dict[str, Iterable[Any]] = {"records": (_object(*row) for row in self.rows())}
+        moment = self.moments()
+        lists: dict[str, Iterable[Any]] = {"records": (_object(*row, moment(row[0])) for row in self.rows())}
         return lists | ({"files": self.entries()} if self.files else {})
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,6 +99,16 @@ class Shown(Report):
             for name, value in self.head().items()
         )
         return f"<table>{''.join(rows)}</table>"
+
+
+def state_of(record: ChangeRecord) -> str:
+    """Returns the state as far as the record itself has it; see `Shown.moments`."""
+    table = _table_of(record)
+    return format_of(table).moment(table) if table is not None else ""
+
+
+def _table_of(record: ChangeRecord) -> Table | None:
+    return next((each for each in record.change.objects if isinstance(each, Table)), None)
 
 
 @dataclass(frozen=True)
@@ -114,16 +158,16 @@ def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
     def records() -> Iterator[ChangeRecord]:
         return filter(narrowing.with_former(shown.records()).has, shown.records())
 
-    def entries() -> Iterator[Mapping[str, Any]]:
-        positions = {record.position for record in records()}
-        return (each for each in shown.entries() if each["position"] in positions)
+    def batches() -> Iterator[pa.RecordBatch]:
+        positions = pa.array(sorted({record.position for record in records()}), pa.int64())
+        return (each.filter(pc.is_in(each["position"], positions)) for each in shown.batches())
 
-    return replace(shown, records=records, entries=entries)
+    return replace(shown, records=records, batches=batches)
 
 
-def _object(record: ChangeRecord, restore: list[str]) -> dict[str, Any]:
+def _object(record: ChangeRecord, restore: list[str], moment: str) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(record)
-    return found | ({"restore": restore} if restore else {})
+    return found | ({"moment": moment} if moment else {}) | ({"restore": restore} if restore else {})
 
 
 COLUMNS = ("position", "event", "time", "observed", "kind", "object", "change")
@@ -159,12 +203,8 @@ def _open_dump(place: str, keys: Keys | None, files: bool) -> Shown:
     if keys is not None:
         reader.verify()
 
-    def entries() -> Iterator[Mapping[str, Any]]:
-        for batch in reader.entries():
-            yield from batch.to_pylist()
-
     header = {"what": "dump", "place": place, **msgspec.to_builtins(reader.metadata)}
-    return Shown(header, reader.records, entries, files)
+    return Shown(header, reader.records, reader.entries, files)
 
 
 def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
@@ -175,10 +215,9 @@ def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
         for segment in log:
             yield from read_records(segment)
 
-    def entries() -> Iterator[Mapping[str, Any]]:
+    def batches() -> Iterator[pa.RecordBatch]:
         for segment in log:
-            for batch in segment.file_batches():
-                yield from batch.to_pylist()
+            yield from segment.file_batches()
 
     header = {
         "databases": captured_databases(log) or "unknown until the next capture",
@@ -191,4 +230,4 @@ def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
         "records": sum(segment.record_count for segment in log),
         "files": sum(segment.file_count for segment in log),
     }
-    return Shown(header, records, entries, files)
+    return Shown(header, records, batches, files)

@@ -47,8 +47,11 @@ class DeltaTable(TableFormat):
     def waits(self, path: str) -> bool:
         return _BELOW in path or path.startswith(_BELOW[1:])
 
+    def commit_version(self, path: str) -> int | None:
+        return commit_version(path) if self.waits(path) else None
+
     def is_commit(self, path: str) -> bool:
-        return self.waits(path) and commit_version(path) is not None
+        return self.commit_version(path) is not None
 
     def names_source(self, path: str) -> bool:
         return iceberg.in_tree(path) and iceberg.is_metadata(path)  # by UniForm: the Iceberg metadata of the table

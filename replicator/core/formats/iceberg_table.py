@@ -91,6 +91,11 @@ class IcebergTable(_Iceberg):
             if iceberg_tree.leads_on(path, own) and (why := problem(self.examine)):
                 yield f"{self.said}: {why}"
 
+    def moment(self, table: Table) -> str:
+        """Returns the snapshot, or the metadata file if its catalog does not note that in the metastore."""
+        snapshot = {key.lower(): value for key, value in table.parameters.items()}.get("current-snapshot-id", "")
+        return f"snapshot {snapshot}" if snapshot else self.pointer(table).rpartition("/")[2]
+
     def tree_tops(self, table: Table) -> Sequence[str]:
         given = {key.lower(): value for key, value in table.parameters.items()}
         places = (given.get(key, "") for key in (POINTER, f"previous_{POINTER}"))

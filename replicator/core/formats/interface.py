@@ -319,6 +319,14 @@ class TableFormat:
         """Examines a file that leads on; see `Examine`."""
         return ""
 
+    def moment(self, table: Table) -> str:
+        """Returns a table's state in the format's own terms; "" if the metastore does not have it."""
+        return ""
+
+    def commit_version(self, path: str) -> int | None:
+        """Returns the version of the table that a file of its log makes; None for any other file."""
+        return None
+
     def transactions(self, table: Table) -> str:
         """Returns FULL for a transactional table with row ids, INSERT_ONLY for one without, "" for any other."""
         return ""

@@ -14,6 +14,7 @@ import msgspec
 
 from cmroot.pins import seconds
 from cmroot.root import open_existing
+from replicator.captures.dumps.shown import state_of
 from replicator.commands.cm import cm_slots, configured_expiry
 from replicator.commands.guard import audit_ls
 from replicator.commands.policies import history
@@ -211,7 +212,7 @@ def _records(asking: Asking, db: str, table: str, since: float) -> Iterator[Time
             what=str(change.get("kind", "")),
             id=f"{record.position:020}",
             event=record.event,
-            text=" ".join(filter(None, [record.change.object, record.change.detail])),
+            text=" ".join(filter(None, [record.change.object, record.change.detail, state_of(record)])),
             detail=change,
             restore=restore[2:],  # without the root
         )
