@@ -115,10 +115,27 @@ class Careful:
             return error
 
 
+_PACKAGES = {
+    "delta": "io.delta:delta-spark_SPARK_SCALA:RELEASE",
+    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-SPARK_SCALA:RELEASE",
+    "hudi": "org.apache.hudi:hudi-sparkSPARK-bundle_SCALA:RELEASE",
+    "paimon": "org.apache.paimon:paimon-spark-SPARK:RELEASE",
+}
+"""The packages of formats that Spark does not contain, by the name of their data source."""
+
+_NO_SOURCE = re.compile(r"ailed to find (?:the )?data source: ([\w.]+)|ClassNotFoundException: (\w+)\.DefaultSource")
+
+
 def hint_of(error: Exception, otherwise: str) -> str:
     """Returns a hint for an error of Spark. Spark's built-in metastore client is that of Hive 2.3, and Hive 4 no longer
     has `get_table`."""
     said = f"{error} {getattr(error, 'java_exception', '')}"
+    lacking = _NO_SOURCE.search(said)
+    if lacking and (package := _PACKAGES.get((lacking[1] or lacking[2]).rstrip(".").lower())):
+        return (
+            f"this Spark lacks the format's package: add it by --spark-conf spark.jars.packages={package}, of the"
+            " release for this Spark, or for every session by jars.packages in [spark]"
+        )
     if "S3AFileSystem not found" in said or "No FileSystem for scheme" in said:
         return (
             "Spark itself reads and writes there, with Hadoop's client of that store: add it, for S3 by "

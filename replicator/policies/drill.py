@@ -119,7 +119,8 @@ def ask(asking: QueryEngine, query: SmokeQuery, changed: Callable[[str], bool]) 
         wrong = query.expected is not None and rows != [[query.expected]]
         asked = Asked(query=query.query, outcome="different" if wrong else "good", rows=rows, expected=query.expected)
     except Error as error:
-        asked = Asked(query=query.query, outcome="failed", expected=query.expected, error=str(error)[:TEXT])
+        said = "; ".join(filter(None, (error.message, error.hint)))
+        asked = Asked(query=query.query, outcome="failed", expected=query.expected, error=said[:TEXT])
     if asked.outcome != "good" and changed(query.replica):
         asked = msgspec.structs.replace(asked, outcome="changed")
     return msgspec.structs.replace(asked, seconds=round(clocks.monotonic() - began, 3))

@@ -179,6 +179,14 @@ def test_queries_that_fail_change_something_or_contradict_statistics_make_it_inc
     assert pair.replica().everything() == before
 
 
+def test_a_query_of_a_format_that_spark_lacks_names_its_package(pair: Lab, spark: QueryEngine) -> None:
+    pair.db("a").alter("t", **{"spark.sql.sources.provider": "delta"})
+    pair.sync()
+    done = rehearse(pair, DrillSettings(queries=[f"SELECT * FROM {pair.name}_a.t"]), lambda metastore: spark)
+    assert done.queries[0].outcome == "failed"
+    assert "spark.jars.packages=io.delta:delta-spark" in (done.queries[0].error or ""), done.queries[0]
+
+
 def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair: Lab) -> None:
     before = pair.replica().everything()
     kept = rehearse(pair, DrillSettings(sample=0, keep=True))
