@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from command_line import command
 from engines import local_engine
 from iceberg_tables import (
     SCHEMA,
@@ -32,6 +33,7 @@ from iceberg_tables import (
     verified,
 )
 from lab import Lab
+from plain_tables import text_storage
 from pyiceberg.table import Table
 from s3_proxy import Proxy, counting
 from stores import s3_server
@@ -42,7 +44,8 @@ from replicator.captures import trees
 from replicator.captures.manifest import Manifest
 from replicator.core.formats import iceberg_tree
 from replicator.core.formats.interface import POINTER
-from replicator.core.model import Database
+from replicator.core.model import EXTERNAL, Column, Database
+from replicator.core.model import Table as ModelTable
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -237,6 +240,59 @@ def test_trees_are_read_by_executors(fixture: Lab, monkeypatch: pytest.MonkeyPat
         captured = fixture.capture("--engine", "spark")
     assert (captured.code, captured.output["formats"]) == (0, {}), captured
     is_recorded(fixture, table)
+
+
+# ---- other formats before and after -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each_step", [True, False], ids=["replicated at each step", "in one range"])
+def test_a_table_is_converted_in_its_place_and_back(fixture: Lab, each_step: bool) -> None:
+    """As `migrate` and `CONVERT TO ICEBERG` do: the same files, named by Iceberg's metadata in their directory. Back,
+    files of the tree are data like others, and a replica that has them translated is repaired."""
+    db, since = fixture.source, list[Path]()
+
+    def replicate(*, last: bool = False) -> None:
+        if each_step or last or not since:
+            assert fixture.dump(since=since[-1] if since else None).code == 0
+            loaded = fixture.load(None, "--allow-removals")
+            assert loaded.code == 0, loaded
+            since.append(fixture.last)
+            is_same(fixture) if not last else None
+
+    columns = (Column("id", "bigint"), Column("name", "string"))
+    storage = msgspec.structs.replace(text_storage(db.home / "t"), columns=columns)
+    db.metastore.create_table(
+        ModelTable(db=db.name, name="t", storage=storage, kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"})
+    )
+    pq.write_table(rows(1, 2), db.home / "t/old.parquet")
+    replicate()
+    plain = db.metastore.table(fixture.name, "t")
+    lake = catalog(fixture.source_uri).create_table(f"{fixture.name}.made", SCHEMA, location=f"file://{db.home}/t")
+    lake.add_files([f"file://{db.home}/t/old.parquet"])
+    made = db.metastore.table(fixture.name, "made").parameters
+    db.metastore.drop_table(fixture.name, "made")
+    iceberg = {key: made[key] for key in ("table_type", POINTER, f"previous_{POINTER}")}
+    parameters = {**plain.parameters, **iceberg}
+    db.metastore.alter_table(fixture.name, "t", msgspec.structs.replace(plain, parameters=parameters))
+    replicate()
+    source = catalog(fixture.source_uri).load_table(f"{fixture.name}.t")
+    source.append(rows(3))
+    replicate()
+    if each_step:
+        is_recorded(fixture, source)
+        assert shown(replica(fixture)) == [1, 2, 3]
+    db.metastore.alter_table(fixture.name, "t", plain)
+    replicate(last=True)
+    listed = {str(path.relative_to(db.home / "t")) for path in (db.home / "t").rglob("*") if path.is_file()}
+    assert set(recorded(fixture)) == listed
+    if each_step:
+        found = verified(fixture)
+        differing = {each["field"].partition("/")[0] for each in found.output["differences"]}
+        assert (found.code, differing) == (4, {"metadata"})
+        roots = ["--cmroot", str(fixture.cmroot), "--target-cmroot", str(fixture.target_cmroot)]
+        sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
+        assert command("repair", *sides, *roots, "--engine", "local").code == 0
+    assert verified(fixture).code == 0
 
 
 # ---- requests -----------------------------------------------------------------------------------------------------
