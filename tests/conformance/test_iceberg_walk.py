@@ -299,10 +299,10 @@ def test_a_table_is_converted_in_its_place_and_back(fixture: Lab, each_step: boo
 
 
 @pytest.fixture
-def counted(on_s3a: Callable[[str], Running], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def counted(on_s3a: Callable[[str], Running]) -> Iterator[Proxy]:
     with s3_server() as filesystem, counting(os.environ["AWS_ENDPOINT_URL"]) as proxy:
         filesystem.makedirs("iceberg", exist_ok=True)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        os.environ["AWS_ENDPOINT_URL"] = proxy.url  # which the server takes back
         yield proxy
 
 
