@@ -216,7 +216,7 @@ def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]
 
 
 def directory_state(location: str, relative: str) -> DirectoryState:
-    """Returns the state of a local directory, for a caller that has read what it needs of it before."""
+    """Returns the present state of a local directory, without listing it. Raises FileNotFoundError if it is missing."""
     listed_ns = time.time_ns()
     path = local_path(location) + (f"/{relative}" if relative else "")
     with naming(path):

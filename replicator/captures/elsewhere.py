@@ -24,7 +24,7 @@ from replicator.captures.apply import HAS_OUTSIDE
 from replicator.captures.contents import Contents
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.captures.object_listing import NOTHING, REQUESTS, Rows
+from replicator.captures.object_listing import REQUESTS, Rows
 from replicator.captures.recording import Recording
 from replicator.captures.unlistable import remember_unread_files, unread_files
 from replicator.core.formats.outside import OUTSIDE, outside_directory
@@ -196,8 +196,7 @@ def keep_outside(task: OutsideTask) -> OutsideKept:
             if isinstance(kept, str):
                 failed[path] = kept
                 continue
-            identity, is_kept = full_identity(kept.identity, kept.changed_ns), task.keeper.name != "none"
-            rows.add(0, "add", path, kept.size, kept.mtime_ns, identity, kept.checksum, is_kept, kept.version)
+            rows.keep(0, path, kept, task.keeper)
     return OutsideKept(task.obj, rows.table([task.obj]), rows.files_hashed, rows.bytes_hashed, failed)
 
 
@@ -249,7 +248,7 @@ class OutsideFiles:
         if gone:
             rows, stores = Rows(), list(dict.fromkeys(store for store, _ in gone))
             for store, path in gone:
-                rows.add(stores.index(store), "remove", path, *NOTHING)
+                rows.remove(stores.index(store), path)
             objects = [replace(obj, location=each) for each in stores]
             self._contents.record(objects, rows.table(objects), rows.owner)
         keeps = self._contents.keepers.keeps_bytes

@@ -16,7 +16,8 @@ from replicator.core.formats.outside import NO_TABLE
 _NAMED = """SELECT o.store, min(o.path) FROM tables t
   CROSS JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?
   CROSS JOIN tree o ON o.location = t.location AND o.checksum = f.checksum AND o.store > ''
-  WHERE t.db = ? AND t.name = ? GROUP BY o.store ORDER BY o.store"""
+  WHERE t.db = ? AND t.name = ? AND EXISTS (SELECT 1 FROM tree e WHERE e.location = t.location)
+  GROUP BY o.store ORDER BY o.store"""
 
 
 def named_outside(

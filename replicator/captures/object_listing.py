@@ -144,7 +144,7 @@ def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, Kno
     rows = Rows()
     for index, files in enumerate(known):
         for path in files:
-            rows.add(index, "remove", path, *NOTHING)
+            rows.remove(index, path)
     return Listed(objects=objects, rows=rows.table(objects), owners=rows.owner)
 
 
@@ -185,25 +185,14 @@ def _record(
         if kept is None and not tolerant:
             rows.cut(*start)
             return False
-        identity = full_identity(kept.identity, kept.changed_ns) if kept else ""
         if kept is not None and before is not None and is_same_entry(before, kept, keeper):
-            rows.same.append((index, path, identity))
+            rows.same.append((index, path, full_identity(kept.identity, kept.changed_ns)))
         elif kept is not None:
-            rows.add(
-                index,
-                "add",
-                path,
-                kept.size,
-                kept.mtime_ns,
-                identity,
-                kept.checksum,
-                keeper.name != "none",
-                kept.version,
-            )
+            rows.keep(index, path, kept, keeper)
         elif before is not None:
             remaining[path] = before
     for path in remaining:
-        rows.add(index, "remove", path, *NOTHING)
+        rows.remove(index, path)
     return True
 
 
@@ -267,6 +256,14 @@ class Rows:
             self.files_hashed += 1
             self.bytes_hashed += int(values[2])  # type: ignore[call-overload]
 
+    def keep(self, owner: int, path: str, kept: Kept, keeper: Keeper) -> None:
+        """Adds the row of a file that was retained."""
+        identity, is_kept = full_identity(kept.identity, kept.changed_ns), keeper.name != "none"
+        self.add(owner, "add", path, kept.size, kept.mtime_ns, identity, kept.checksum, is_kept, kept.version)
+
+    def remove(self, owner: int, path: str) -> None:
+        self.add(owner, "remove", path, *_NOTHING)
+
     def cut(self, length: int, same: int) -> None:
         del self.owner[length:], self.same[same:]
         for column in self.columns.values():
@@ -287,7 +284,7 @@ class Rows:
 
 
 _WRITTEN = ("op", "path", "size", "mtime_ns", "identity", "checksum", "kept", "version")
-NOTHING = (None, None, None, None, None, None)
+_NOTHING = (None, None, None, None, None, None)
 _UNREAD = (None, None, None, None, False, None)
 
 

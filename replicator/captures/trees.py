@@ -3,7 +3,8 @@
 Captures follow the names in these files instead of listing the table's directory: they record the files of one commit,
 whatever others write there. Files of a tree never change: each is read once, on the engine, and what it names is
 remembered by its checksum. After a commit only what it added is read; if it dropped files that lead on, all names are
-followed, and files that none of them reaches are removed. A table whose metadata file cannot be read is listed.
+followed, and files that none of them reaches are removed. A table whose metadata file is missing, or whose tree cannot
+be followed, is listed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cmroot.store.listing import DirectoryState, directory_state, file_state, fu
 from cmroot.store.place import Place, is_local, join, located, parent, relative
 from replicator.captures.inventory import FILE, DataObject, KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.captures.object_listing import NOTHING, REQUESTS, ROWS, Rows, is_kept_by, is_same_entry
+from replicator.captures.object_listing import REQUESTS, ROWS, Rows, is_kept_by, is_same_entry
 from replicator.captures.recording import Recording
 from replicator.core.formats import FORMATS
 from replicator.core.formats.interface import NamedFiles, TableFormat
@@ -149,7 +150,8 @@ def read_trees(task: TreeTask) -> list[TreeRead]:
                     _add(read, rows, part, looked)
                     names += len(looked.named or ())
         if read.is_there and is_local(part.obj.location):
-            read.directory = directory_state(part.obj.location, parent(f"/{part.top}").strip("/"))
+            with suppress(FileNotFoundError):  # it has gone since
+                read.directory = directory_state(part.obj.location, parent(f"/{part.top}").strip("/"))
         read.rows, read.files, read.bytes = rows.table([part.obj]), rows.files_hashed, rows.bytes_hashed
     return found
 
@@ -162,8 +164,7 @@ def _add(read: TreeRead, rows: Rows, part: TreePart, looked: _Looked) -> None:
         read.is_there = True
     kept, known = looked.kept, looked.known
     if kept is not None and not (known and is_same_entry(known, kept, part.keeper)):
-        identity, is_kept = full_identity(kept.identity, kept.changed_ns), part.keeper.name != "none"
-        rows.add(0, "add", looked.path, kept.size, kept.mtime_ns, identity, kept.checksum, is_kept, kept.version)
+        rows.keep(0, looked.path, kept, part.keeper)
     if looked.named is not None and looked.checksum:
         read.examined.append((looked.path, looked.checksum, looked.problem, looked.named))
 
@@ -219,7 +220,7 @@ _EXPAND = f"""INSERT OR IGNORE INTO temp.reached SELECT r.table_id, e.path, r.le
   WHERE e.store = '' AND r.table_id = ? AND r.level = ? AND r.leads"""
 _UNREAD = f"""SELECT 1 FROM temp.reached r LEFT JOIN files f ON {_OWN}
   LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = ? WHERE r.table_id = ? AND r.leads
-  AND (l.problem IS NULL OR {_IS_DAMAGED}) LIMIT 1"""
+  AND l.problem IS NULL LIMIT 1"""
 _UNREACHED = """SELECT path FROM files f WHERE table_id = ? AND partition_id = 0 AND path > ? AND NOT EXISTS
   (SELECT 1 FROM temp.reached r WHERE r.table_id = f.table_id AND r.path = f.path) ORDER BY path LIMIT ?"""
 _UNUSED = f"""SELECT DISTINCT checksum FROM tree WHERE location = ? AND checksum NOT IN
@@ -237,7 +238,7 @@ class Trees:
         self._manifest.change(REACHED, ())
 
     def walk(self, groups: Groups, missing: list[tuple[DataObject, str]]) -> list[DataObject]:
-        """Walks every unlisted table that has a tree, and marks it as listed, unless its metadata file cannot be read.
+        """Walks every unlisted table that has a tree, and marks it as listed, unless its tree cannot be followed.
         groups: returns those that can be read, by keeper. Returns the tables with missing files, which must be walked
         again; appends those that cannot be read to `missing`, with the reason."""
         again, last = list[DataObject](), -1
@@ -262,7 +263,8 @@ class Trees:
         return again
 
     def _read(self, walks: Sequence[_Walk], advance: Callable[[int], None]) -> None:
-        """Reads all that is new, one level of names after another. advance: is told the number of files."""
+        """Reads what is new, level by level: the files that those of one level name are the next one. advance: gets the
+        number of files."""
         level, by_id, active = 0, {each.obj.table_id: each for each in walks}, walks
         for each in walks:
             each.begin()
@@ -321,9 +323,9 @@ def _tasks(walks: Iterable[_Walk], level: int, root: str) -> Iterator[TreeTask]:
 
 
 class _Walk:
-    """The walk of one table. top: the path of its metadata file, the first of `tops`; is_there: it can be read;
-    failed: why the table cannot be read; lacking: its missing files, by their paths; is_partial: some files are missing
-    or damaged, so it must be walked again."""
+    """The walk of one table. top: the path of its metadata file, the first of `tops`; is_there: it exists, and its tree
+    can be followed; failed: why the table cannot be read; lacking: its missing files, by their paths; is_partial: some
+    are missing, so it must be walked again."""
 
     def __init__(
         self, manifest: Manifest, obj: DataObject, format: TableFormat, tops: Sequence[str], keeper: Keeper
@@ -364,7 +366,7 @@ class _Walk:
             remember_log_file(self._manifest, checksum, self.obj.location, problem, named)
             if problem and not named:
                 self._damaged.add(path)
-        self.is_there = (self.is_there or read.is_there) and self.top not in self._damaged
+        self.is_there = (self.is_there or read.is_there) and not self._damaged
         fresh = "UPDATE temp.reached SET fresh = 1 WHERE table_id = ? AND path = ?"
         self._manifest.change(fresh, *((self.obj.table_id, path) for path, *_ in read.examined))
         if read.directory is not None:
@@ -426,7 +428,7 @@ class _Walk:
     def _removed(self, paths: Sequence[str]) -> Iterator[pa.Table]:
         rows = Rows()
         for path in paths:
-            rows.add(0, "remove", path, *NOTHING)
+            rows.remove(0, path)
         if paths:
             self.has_changed = True
             yield rows.table([self.obj])

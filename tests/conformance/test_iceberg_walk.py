@@ -75,9 +75,7 @@ def orphan(lab: Lab, table: Table, number: int) -> None:
 
 
 def tag(table: Table, number: int) -> None:
-    current = table.current_snapshot()
-    assert current is not None
-    table.manage_snapshots().create_tag(current.snapshot_id, f"t{number}").commit()
+    table.manage_snapshots().create_tag(snapshot_of(table), f"t{number}").commit()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -188,6 +186,35 @@ def test_a_table_whose_metadata_file_is_missing_keeps_all_of_its_directory(fixtu
     os.rename(fixture.here / "away", file)
     assert not fixture.capture().output["formats"]
     is_recorded(fixture, table)
+
+
+@pytest.mark.parametrize("place", ["hdfs://nowhere:1/x/snap.avro", "file:///etc/hostname", "{home}/t/data/snap.avro"])
+def test_a_tree_that_leads_elsewhere_is_not_followed_and_the_directory_is_kept(fixture: Lab, place: str) -> None:
+    """The table is a gap, its replica stays, and nothing but its directory is read, neither by captures nor verify."""
+    table = make(fixture)
+    table.append(rows(1))
+    replicated(fixture)
+    table.append(rows(2))
+    place = place.format(home=fixture.source.home)
+    metadata = Path(urlsplit(table.metadata_location).path)
+    (listed,) = {each.manifest_list for each in table.metadata.snapshots if each.snapshot_id == snapshot_of(table)}
+    if place.startswith("/"):
+        os.rename(urlsplit(listed).path, place)
+    metadata.write_text(metadata.read_text().replace(listed, place))
+    dumped = fixture.dump(since=fixture.last)
+    assert dumped.code == 3, dumped
+    assert [each["object"] for each in dumped.output["not_replicated"]] == [f"{fixture.name}.t"]
+    home = fixture.source.home / "t"
+    assert set(recorded(fixture)) == {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+    assert fixture.load().code == 3
+    assert shown(replica(fixture)) == [1]
+    assert verified(fixture).code == 4
+
+
+def snapshot_of(table: Table) -> int:
+    current = table.current_snapshot()
+    assert current is not None
+    return current.snapshot_id
 
 
 def test_a_lost_directory_is_named_and_its_files_are_not_forgotten(fixture: Lab) -> None:

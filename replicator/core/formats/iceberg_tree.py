@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
@@ -12,6 +13,8 @@ from cmroot.store.spelling import refuse_credentials
 from cmroot.text import unsafe
 from replicator.core.formats.interface import NamedFiles
 from replicator.core.formats.outside import WRITE_PATHS, outside_entry
+
+_LEADING = ("list", "manifest")  # kinds of files that name others
 
 
 def leads_on(path: str, top: str) -> bool:
@@ -29,8 +32,8 @@ def writes_outside(places: Iterable[str], location: str) -> str:
 
 
 def examine(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
-    """Examines a metadata file, list or manifest, to its end: a table that is not replicated is captured, too. One that
-    cannot be read names nothing."""
+    """Examines a metadata file, list or manifest, to its end: a table that is not replicated is captured, too. Leaves
+    `named` empty if the file, or one that it names and that leads on, cannot be read: then the tree is unknown."""
     problem, is_metadata = "", iceberg.is_metadata(path)
     try:
         data = stream.read()
@@ -39,15 +42,19 @@ def examine(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> st
             odd = [place for place in places if outside_entry(place) is None]
             problem = writes_outside([*iceberg.locations_of(path, data, iceberg.OF_TREES), *odd], location)
             named += (("", own, False) for own in _earlier(path, data, location))
+        is_followed = True
         for each in iceberg.references(path, data):
+            count = len(named)
             try:
                 why = _noted(each, location, named, of_metadata=is_metadata)
             except UnknownPlace as error:
                 why = error.message
+            is_followed = is_followed and (each.kind not in _LEADING or any(leads for *_, leads in named[count:]))
             problem = problem or why
     except (FormatError, UnknownPlace) as error:
+        problem, is_followed = error.message, False
+    if not is_followed:
         named.clear()
-        return error.message
     return problem
 
 
@@ -62,14 +69,14 @@ def _noted(each: iceberg.Reference, location: str, named: NamedFiles, *, of_meta
     problem = iceberg.problem_of(each)
     if (own := relative(each.path, location)) is None:
         refuse_credentials(each.path)
-        if (entry := outside_entry(each.path)) is None or of_metadata or each.kind == "manifest":
+        if (entry := outside_entry(each.path)) is None or of_metadata or each.kind in _LEADING:
             more = "" if entry else ", by a path that no replica can have"
             return f"its file {each.path} is outside of its location{more}"
         named.append((*entry, False))
     elif not own or unsafe(own):
         return f"its file {each.path} has a path that no replica can have"
     else:
-        leads = each.kind in ("list", "manifest")
+        leads = each.kind in _LEADING
         named.append(("", own, leads and iceberg.in_tree(own)))
         if iceberg.in_tree(own) != leads and not problem:  # only those there are translated so
             return f"its file {each.path} is not where its kind is expected"
@@ -92,7 +99,17 @@ def walk(pointer: str, read: Callable[[str], bytes | None]) -> Iterator[iceberg.
 
 
 def paths_below(tops: Sequence[str], location: str, read: Callable[[str], bytes | None]) -> set[str]:
-    """Returns the files of a table in its location, as captures record them. Raises FileNotFoundError, FormatError."""
-    pointer = join(location, tops[0])
-    found = {own for each in walk(pointer, read) if (own := relative(each.path, location))}
-    return found.union(_earlier(pointer, read(pointer) or b"", location), tops)
+    """Returns the files of a table in its location, as captures record them. Reads nothing outside of it. Raises
+    FileNotFoundError for a missing file that leads on, FormatError for a tree that is not followed."""
+    found, waiting = set(tops), [tops[0]]
+    while waiting:
+        path, named = waiting.pop(), list[tuple[str, str, bool]]()
+        if (data := read(join(location, path))) is None:
+            raise FileNotFoundError(f"{path} does not exist")
+        problem = examine(path, location, io.BytesIO(data), named)
+        if problem and not named:
+            raise FormatError(problem)
+        new = {own: leads for store, own, leads in named if not store and own not in found}
+        found.update(new)
+        waiting += [own for own, leads in new.items() if leads]
+    return found
