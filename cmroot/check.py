@@ -19,8 +19,8 @@ from cmroot.log.captured import Segment, finished, segments
 from cmroot.pins import Pins, read_pins
 from cmroot.required_contents import DAMAGE, FINDINGS, RootFinding, RootFindings, Workers, check_needed
 from cmroot.store.checksum import checksum_at
-from cmroot.store.listing import PREFIXES, content_of, list_entries
 from cmroot.store.place import Place, join
+from cmroot.store.retained_entries import PREFIXES, content_of, list_entries
 
 __all__ = ["DAMAGE", "Checked", "RootFinding", "Workers", "check"]
 

@@ -25,8 +25,8 @@ from cmroot.lease import Lease
 from cmroot.log.captured import RELEASE, Segment
 from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_references, sources
 from cmroot.log.segment import conform
-from cmroot.store.listing import ENTRIES
 from cmroot.store.place import Place, join, normal
+from cmroot.store.retained_entries import ENTRIES
 from cmroot.store.spelling import is_root
 
 PART = "version"

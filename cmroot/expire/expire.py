@@ -36,8 +36,8 @@ from cmroot.lease import acquire
 from cmroot.log.captured import Segment, segments
 from cmroot.log.references import KEY, Grouping, read_references, sources
 from cmroot.pins import DumpPin, Pins, Slot, give_up_slot, read_pins, seconds, unpin_dump
-from cmroot.store.listing import foreign_names, list_entries
 from cmroot.store.place import Place
+from cmroot.store.retained_entries import foreign_names, list_entries
 
 # ---- expiry ----------------------------------------------------------------------------------------------------------
 # The planned actions and the result of an expiry, as values that print as JSON. They are created in `expire`.

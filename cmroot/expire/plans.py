@@ -27,10 +27,10 @@ from cmroot.lease import Lease, acquire
 from cmroot.log.captured import ADD, segments
 from cmroot.log.references import KEY, Grouping, read_intercepted, read_references, sources
 from cmroot.pins import read_pins
-from cmroot.store.listing import list_entries
 from cmroot.store.local import staging_name
 from cmroot.store.objects import object_time_ns
 from cmroot.store.place import Place, join, remote_store
+from cmroot.store.retained_entries import list_entries
 from cmroot.store.spelling import naming, raise_named
 
 ABANDONED = timedelta(days=1)

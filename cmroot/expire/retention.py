@@ -21,8 +21,8 @@ from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_ref
 from cmroot.log.segment import conform, reading
 from cmroot.names import check_entries
 from cmroot.pins import Pins
-from cmroot.store.listing import ENTRIES, list_entries
 from cmroot.store.place import Place
+from cmroot.store.retained_entries import ENTRIES, list_entries
 
 DECIDED = pa.schema(
     [

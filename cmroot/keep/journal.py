@@ -27,6 +27,7 @@ from cmroot.log.captured import ADD, FILES
 from cmroot.log.references import JOURNAL
 from cmroot.store.buckets import OWN
 from cmroot.store.checksum import checksum_file
+from cmroot.store.hudi import belongs
 from cmroot.store.listing import FileState, file_state, hidden, object_state, skipped_directory
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import Place, is_local, join, local_path, normal, remote_store
@@ -168,7 +169,8 @@ def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
             continue
         owner, path = owners[location], place[len(location) + 1 :]
         *parents, name = path.split("/")
-        if hidden(name) or any(skipped_directory(parent) for parent in parents):
+        is_hidden = hidden(name) or any(skipped_directory(parent) for parent in parents)
+        if is_hidden and not belongs(path):  # hidden files of Hudi tables are data
             continue
         if owner.root and parents and parents[0] not in OWN:
             continue

@@ -31,6 +31,7 @@ from cmroot.keep.remote_files import keep_object, read_object
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
 from cmroot.store.drivers import NO_PERMISSION
 from cmroot.store.hdfs import SCHEMES
+from cmroot.store.hudi import is_replaced_in_place
 from cmroot.store.local import raise_unless_gone, same_device, status_of
 from cmroot.store.place import Place, is_local, join, local_path, scheme
 from cmroot.store.spelling import naming
@@ -141,8 +142,9 @@ class Keeper(Protocol):
 class LinkKeeper:
     """A hard link per content: no bytes are copied, and they remain when the source is unlinked or replaced.
 
-    Root and source are on one local filesystem. Does not protect against writing into a source file in place. A file
-    that cannot be linked (too many links, another owner's) or was unlinked concurrently is copied instead. Durable
+    Root and source are on one local filesystem. Does not protect against writing into a source file in place; files of
+    Hudi tables that are replaced so are copied. A file that cannot be linked (too many links, another owner's) or was
+    unlinked concurrently is copied instead. Durable
     after `Store.sync(root)`, once for any number of files: the captured log does it before its marker.
     """
 
@@ -152,6 +154,8 @@ class LinkKeeper:
     def keep(self, path: str) -> Kept:
         path = local_path(path)
         with naming(path), opened(path) as descriptor:
+            if is_replaced_in_place(path):
+                return file_by_copy(local_path(self.root), descriptor, path)
             kept = read_steadily(descriptor, path)
             file_by_link(local_path(self.root), descriptor, kept)
             return msgspec.structs.replace(kept, changed_ns=os.fstat(descriptor).st_ctime_ns)

@@ -22,8 +22,8 @@ from cmroot.errors import UNREADABLE, FormatError, Superseded
 from cmroot.log.captured import ADD, FILES, RELEASE, segments
 from cmroot.log.segment import Segment, conform, reading
 from cmroot.names import check_entries
-from cmroot.store.listing import estimate, prefixes
 from cmroot.store.place import Place
+from cmroot.store.retained_entries import estimate, prefixes
 
 # ---- intercepted -----------------------------------------------------------------------------------------------------
 # Files that were moved into the root before an event was written, by a caller that deletes before the event exists.

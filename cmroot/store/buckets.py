@@ -21,6 +21,7 @@ from urllib.parse import unquote_plus, urlsplit
 
 from cmroot.errors import NotWritable, StorageUnreachable
 from cmroot.store.delta import LOG
+from cmroot.store.hudi import HOME
 from cmroot.store.listing import Listing, key_prefix, list_local, list_tree, listed_objects
 from cmroot.store.place import is_local, join, local_path, normal, remote_store
 from cmroot.store.remote import FsspecStore
@@ -329,5 +330,5 @@ def _together(locations: Sequence[str], without: Collection[int]) -> Iterator[tu
         places = [locations[index] for index in indexes]
         for nth, found in trees(places):
             prefix = key_prefix(places[nth])
-            alone = not found or any(key.startswith(f"{prefix}{LOG}/") for key in found)
+            alone = not found or any(key.startswith((f"{prefix}{LOG}/", f"{prefix}{HOME}/")) for key in found)
             yield indexes[nth], None if alone else listed_objects(prefix, found)

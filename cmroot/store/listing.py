@@ -7,21 +7,19 @@ file's bytes are modified in place, which no table format does. (The checksum de
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
-from cmroot.store.checksum import ALGORITHM
+from cmroot.store import hudi
 from cmroot.store.delta import LOG, beyond
 from cmroot.store.objects import object_identity, object_time_ns
-from cmroot.store.place import Place, is_local, local_path, name_of, remote_store
+from cmroot.store.place import Place, is_local, join, local_path, name_of, remote_store
 from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown, unsafe
 
@@ -83,11 +81,13 @@ class DirectoryState(msgspec.Struct, frozen=True, gc=False):
 class Listing(msgspec.Struct, frozen=True):
     """All files below a location, and its directories (none on an object store), each sorted by name. `unnamed`: files,
     and directories with a slash, whose names are not UTF-8, in the form of `text.shown`, and objects whose names have
-    an empty part; they are in neither of the other lists."""
+    an empty part; they are in neither of the other lists. is_whole: the files are one state of a Hudi table, of which
+    none may be left out."""
 
     files: list[FileState]
     directories: list[DirectoryState]
     unnamed: list[str] = []
+    is_whole: bool = False
 
     @property
     def is_one_file(self) -> bool:
@@ -107,37 +107,63 @@ def skipped_directory(name: str) -> bool:
 
 def may_name_places(path: str) -> bool:
     """Returns True if a file, by its path in a table's directory, may be an index that names others by whole paths: its
-    name, or that of a directory above it, begins with `_`, or it is called a manifest. False for files of a Delta log,
-    and below directories of partition values."""
+    name, or that of a directory above it, begins with `_`, or it is called a manifest. False for files of a Delta log
+    or a Hudi timeline, and below directories of partition values."""
     if "_" not in path and "manifest" not in path:
         return False
     names = path.split("/")
-    if LOG in names:
+    if LOG in names or hudi.HOME in names:
         return False
     return any(name[:1] == "_" and "=" not in name for name in names) or "manifest" in names[-1].lower()
 
 
-def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Listing | None:
+TRIES = 5
+"""Listings of a Hudi table from which its cleaner removes files at the same time."""
+
+
+class Cleaned(OSError):
+    """Files of a Hudi table were removed while it was listed, each time: no listing is one state of it."""
+
+
+def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns, unfinished: bool = False) -> Listing | None:
     """Returns every file below a location; None when the directory does not exist (on object stores: no objects below
     it). A location that is one file, as a Spark table may have, contains that file, with the name "".
 
     A file or directory that vanishes concurrently is left out: its parent's recorded time is older than that change.
-    `now_ns` returns the filesystem's current time.
+    Of a Hudi table: the files, hidden ones too, of the instants that were completed when it was listed; raises Cleaned.
+    unfinished: also those of other instants. `now_ns` returns the filesystem's current time.
     """
-    return list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
+    for _ in range(TRIES):
+        listing = list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
+        if listing is None or not listing.is_whole or unfinished:
+            return listing
+        if (whole := _of_one_state(location, listing)) is not None:
+            return whole
+    raise Cleaned(f"{location}: its cleaner removed files during each of {TRIES} listings")
+
+
+def _of_one_state(location: str, listing: Listing) -> Listing | None:
+    """Returns the files of a Hudi table's completed instants; None if others were removed since it was listed."""
+    paths = [file.path_relative for file in listing.files]
+    now = (f"{each}/{name}" for each in hudi.TIMELINES for name in Place(join(location, each)).list())
+    if not hudi.removals(now) <= hudi.removals(paths):
+        return None
+    state = hudi.State(paths)
+    return msgspec.structs.replace(listing, files=[file for file in listing.files if state.has(file.path_relative)])
 
 
 def list_local(
     top: str, now_ns: Callable[[], int], within: Callable[[str], bool] = lambda name: True
 ) -> Listing | None:
-    """Lists a Delta table's log before everything else: a later listing contains all files that the log names. within:
-    selects the directories at the top by name."""
+    """Lists a Delta table's log before everything else: a later listing contains all files that the log names. So are a
+    Hudi table's timelines, with files of instants that are not completed. within: selects the directories at the top
+    by name."""
     listed_ns = now_ns()  # once, before everything: an earlier time is only safer
     files: list[FileState] = []
     directories: list[DirectoryState] = []
     unnamed: list[str] = []
-    waiting = [""]
-    log_listed = False
+    waiting = deque([""])
+    log_listed = is_hudi = False
     seen: set[tuple[int, int]] = set()  # a symbolic link to a parent must not cause an endless loop
     while waiting:
         relative = waiting.pop()
@@ -150,11 +176,12 @@ def list_local(
                     return _one_file(status, listed_ns)
                 if (status.st_dev, status.st_ino) in seen:
                     continue
-                found, below, strange = _scan(path, prefix)
+                found, below, strange = _scan(path, prefix, hidden=is_hudi)
                 below = [name for name in below if relative or within(name)]
-                if LOG in below and not log_listed:  # and then the table again
-                    waiting, log_listed = ["", LOG], True
+                if not relative and not log_listed and (first := _listed_first(below)):  # and then the table again
+                    waiting, log_listed, is_hudi = deque(["", *reversed(first)]), True, hudi.HOME in below
                     continue
+                below = [name for name in below if name != hudi.HOME or is_hudi]
         except FileNotFoundError:
             if not relative:
                 return None
@@ -168,10 +195,15 @@ def list_local(
         directories.append(DirectoryState(relative, changed_ns, listed_ns, identity))
         files += whole
         unnamed += strange
-        waiting += below
+        (waiting.extendleft if is_hudi else waiting.extend)(below)  # the timelines come before all others
     files.sort(key=lambda file: file.path_relative)
     directories.sort(key=lambda directory: directory.relative)
-    return Listing(files, directories, sorted(unnamed))
+    return Listing(files, directories, sorted(unnamed), is_whole=is_hudi)
+
+
+def _listed_first(below: Sequence[str]) -> Sequence[str]:
+    """Returns the directories of a table's log, in their order; none for other tables."""
+    return hudi.TIMELINES if hudi.HOME in below else [LOG] if LOG in below else []
 
 
 def _one_file(status: os.stat_result, listed_ns: int) -> Listing | None:
@@ -188,20 +220,22 @@ def _readable(log: list[FileState]) -> list[FileState]:
     return [file for file in log if name_of(file.path_relative) not in skipped] if skipped else log
 
 
-def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]]:
-    """Returns files, directories, and names that are not valid text."""
+def _scan(path: str, prefix: str, *, hidden: bool) -> tuple[list[FileState], list[str], list[str]]:
+    """Returns files, directories, and names that are not valid text. hidden: also a Hudi table's hidden ones."""
     files, below, unnamed = [], [], []
     with os.scandir(path) as entries:
         for entry in entries:
             name = entry.name
-            if name.startswith("."):
+            if name.startswith(".") and not hidden and (prefix or name != hudi.HOME):
                 continue
             if not is_text(name):
                 unnamed.append(shown(prefix + name) + ("/" if entry.is_dir() else ""))
                 continue
             if entry.is_dir():
-                if name not in UNFINISHED:
+                if hudi.is_walked(name, prefix + name) if hidden or name == hudi.HOME else name not in UNFINISHED:
                     below.append(prefix + name)
+                continue
+            if not (hudi.belongs(prefix + name) if hidden else name[:1] != "."):
                 continue
             if not entry.is_file():  # a pipe, a socket, a dangling link
                 continue
@@ -245,6 +279,8 @@ def object_state(name: str, info: dict[str, Any]) -> FileState:
 def _list_objects(location: str) -> Listing | None:
     store, prefix = remote_store(location), key_prefix(location)
     found = store.tree(location)
+    if f"{prefix}{hudi.PROPERTIES}" in found or f"{prefix}{hudi.BACKUP}" in found:
+        return _list_hudi_objects(location, found)
     log = {key: info for key, info in found.items() if key.startswith(f"{prefix}{LOG}/")}
     if log:  # a Delta table: files listed after its log include all files that the log names
         skipped = beyond(key[len(prefix) + len(LOG) + 1 :] for key in log)
@@ -258,25 +294,40 @@ def _list_objects(location: str) -> Listing | None:
     return listing if found else None
 
 
+def _list_hudi_objects(location: str, found: dict[str, dict[str, Any]]) -> Listing:
+    """Lists a table whose timeline has been listed: then that of its table of metadata, then the rest."""
+    store, prefix = remote_store(location), key_prefix(location)
+
+    def instants(keys: dict[str, dict[str, Any]], of_metadata: bool) -> dict[str, dict[str, Any]]:
+        named = ((key, hudi.instant_of(key[len(prefix) :])) for key in keys)
+        return {key: keys[key] for key, each in named if each is not None and each.of_metadata is of_metadata}
+
+    first = instants(found, of_metadata=False)
+    second = instants(store.tree(join(location, f"{hudi.METADATA}/{hudi.HOME}")), of_metadata=True)
+    rest = {key: info for key, info in store.tree(location).items() if hudi.instant_of(key[len(prefix) :]) is None}
+    return listed_objects(prefix, first | second | rest, is_hudi=True)
+
+
 def key_prefix(location: str) -> str:
     return remote_store(location).key(location).rstrip("/") + "/"
 
 
-def listed_objects(prefix: str, found: dict[str, dict[str, Any]]) -> Listing:
+def listed_objects(prefix: str, found: dict[str, dict[str, Any]], *, is_hudi: bool = False) -> Listing:
     files, unnamed = [], []
     for key, info in found.items():
         relative = key[len(prefix) :]
         if not key.startswith(prefix) or not relative or relative.endswith("/") or info.get("type") == "directory":
             continue
         *above, name = relative.split("/")
-        if hidden(name) or any(skipped_directory(part) for part in above):
+        is_hidden = hidden(name) or any(skipped_directory(part) for part in above)
+        if not hudi.belongs(relative) if is_hudi else is_hidden:
             continue
         if unsafe(relative):  # an empty part, which Hadoop's Path cannot express
             unnamed.append(relative)
             continue
         files.append(object_state(relative, info))
     files.sort(key=lambda file: file.path_relative)
-    return Listing(files, [], sorted(unnamed))
+    return Listing(files, [], sorted(unnamed), is_whole=is_hudi)
 
 
 def unchanged(directory: DirectoryState, location: str) -> bool:
@@ -319,106 +370,3 @@ def changed_directories(
 
 def _same(status: os.stat_result, identity: str, listed: int) -> bool:
     return status.st_ctime_ns + _MARGIN_NS < listed and identity == f"{status.st_ino}:{status.st_ctime_ns}"
-
-
-# ---- entries ---------------------------------------------------------------------------------------------------------
-# The contents of `files/`: retained entries by the first two digits of their checksum, listed as 256 directories.
-#
-# A name there that is not a content name, or is in the wrong directory, is counted and left unchanged.
-
-
-PREFIXES = tuple(f"{number:02x}" for number in range(256))
-
-ENTRIES = pa.schema(
-    [
-        ("checksum", pa.string()),
-        ("size", pa.int64()),  # as in the name
-        ("bytes", pa.int64()),  # as reported by the store
-        ("changed_ns", pa.int64()),  # the inode's change time, or the object's time; since 1970; null: unknown
-        ("links", pa.int32()),  # names of the inode; 1 on an object store
-    ]
-)
-
-_CONTENT = re.compile(rf"{ALGORITHM}-([0-9a-f]{{32}})-(0|[1-9]\d{{0,18}})")
-
-SAMPLE = 4
-"""Directories that are listed to estimate how many entries all 256 have: checksums are evenly distributed."""
-
-
-@dataclass(frozen=True)
-class ListedEntries:
-    """The entries of one prefix (schema ENTRIES), and the number of other names."""
-
-    entries: pa.Table
-    unknown: int
-
-
-def content_of(name: str) -> tuple[str, int] | None:
-    """Returns (checksum, size) of a content name; None for any other name."""
-    match = _CONTENT.fullmatch(name)
-    return (match[1], int(match[2])) if match else None
-
-
-def list_entries(root: str, prefix: str) -> ListedEntries:
-    """Returns the entries below `files/<prefix>/`, in no order; empty when the directory does not exist."""
-    rows: dict[str, list[Any]] = {name: [] for name in ENTRIES.names}
-    place = Place(root) / "files" / prefix
-    unknown = 0
-    found = _local(place.local) if place.local else _retained_objects(str(place))
-    for name, size, changed_ns, links in found:
-        content = content_of(name)
-        if content is None or size is None or content[0][:2] != prefix:
-            unknown += not name.startswith(".")
-            continue
-        for column, value in zip(rows.values(), (*content, size, changed_ns, links), strict=True):
-            column.append(value)
-    return ListedEntries(pa.table(rows, schema=ENTRIES), unknown)
-
-
-def prefixes(root: str) -> tuple[str, ...]:
-    """Returns those of the 256 possible directories in `files/` that exist."""
-    return tuple(sorted(_PREFIX_SET.intersection((Place(root) / "files").list())))
-
-
-def foreign_names(root: str) -> int:
-    """Returns the number of names directly in `files/` that are not one of the 256 directories."""
-    names = (Place(root) / "files").list()
-    return sum(name not in _PREFIX_SET and not name.startswith(".") for name in names)
-
-
-def estimate(root: str) -> int:
-    """Returns the approximate number of entries, from a sample of the directories."""
-    step, files = len(PREFIXES) // SAMPLE, Place(root) / "files"
-    return sum(len((files / prefix).list()) for prefix in PREFIXES[::step]) * step
-
-
-_PREFIX_SET = frozenset(PREFIXES)
-
-_Found = list[tuple[str, int | None, int | None, int]]  # name, size (None: not a file), changed_ns, links
-
-
-def _local(directory: str) -> _Found:
-    found: _Found = []
-    with naming(directory):
-        try:
-            scan = os.scandir(directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return found
-        with scan:
-            for entry in scan:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # removed concurrently
-                    continue
-                size = status.st_size if stat.S_ISREG(status.st_mode) else None
-                found.append((entry.name, size, status.st_ctime_ns, status.st_nlink))
-    return found
-
-
-def _retained_objects(place: str) -> _Found:
-    try:
-        listed = remote_store(place).directly_below(place)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    sizes = ((name, int(info["size"]) if info.get("type") == "file" else None, info) for name, info in listed)
-    return [(name, size, object_time_ns(info) or None, 1) for name, size, info in sizes]

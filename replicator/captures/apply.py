@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD, FILES, RELEASE
 from cmroot.store.spelling import is_root
-from replicator.captures.inventory import Ends, Inventory
+from replicator.captures.inventory import NOT_WHOLE, Ends, Inventory, has_files
 from replicator.core.formats import FORMATS, format_of
 from replicator.core.formats.interface import POINTER
 from replicator.core.formats.outside import is_outside
@@ -24,8 +24,6 @@ from replicator.core.named_files import NAMED, SCHEMA_URL, names_file, property_
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.facts import Rename, followed
 from replicator.metastore.events.record import ChangeRecord, partition_names
-
-# ---- apply -----------------------------------------------------------------------------------------------------------
 
 HAS_OUTSIDE = f"IN ({', '.join(repr(each.name) for each in FORMATS.values() if each.has_outside)})"
 _OF_TABLE = ("constraints", "parents", "grants", "named_files", "write_ids", "walks")
@@ -36,7 +34,7 @@ _ROW = [name for name in FILES.names if name != "since"]
 
 
 class Fold(Inventory):
-    """The writer of a manifest's database. Its owner opens and ends the transaction that it works in."""
+    """The writer of a manifest's database, in a transaction of its owner."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         super().__init__(db)
@@ -202,14 +200,23 @@ class Fold(Inventory):
     def complete(self) -> None:
         """Adds what manifests of earlier releases lack. They did not note what files of a log name."""
         notes = {"roots": self.note_formats, "named_files_and_views": self.note_all_named, "trees": self._note_trees}
-        for key, note in notes.items():
-            if self.recall(key) is None:
-                note()
-                self._db.execute("INSERT OR REPLACE INTO state VALUES (?, 'noted')", (key,))
+        notes |= {"whole": self._note_whole}
+        for key in [key for key in notes if self.recall(key) is None]:
+            notes[key]()
+            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, 'noted')", (key,))
 
     def _note_trees(self) -> None:
         for statement in ("DELETE FROM log_files", "DROP TABLE IF EXISTS outside", _RELIST):
             self._db.execute(statement)
+
+    def _note_whole(self) -> None:
+        """Forgets files that earlier releases recorded with partitions, and that are the table's."""
+        whole, at = f"SELECT id FROM tables WHERE NOT ({NOT_WHOLE})", int(self.recall("position") or 0)
+        found = self._db.execute(f"SELECT table_id, id FROM partitions WHERE table_id IN ({whole})").fetchall()
+        for table_id, id in found:
+            self._forget_files(table_id, id, at)
+        self._db.execute(f"UPDATE partitions SET location = NULL WHERE table_id IN ({whole})")
+        self._db.execute(f"UPDATE tables SET listed = 0 WHERE id IN ({whole})")
 
     def note_formats(self) -> None:
         """Records the format of every known table, and lists what older releases did not: materialized views, and the
@@ -258,18 +265,15 @@ class Fold(Inventory):
 
     def _move_partitions(self, table_id: int, old: str, new: str) -> None:
         """Moves the locations of partitions below a managed table's directory along (HiveAlterHandler.alterTable)."""
-        rows = self._db.execute(
-            "SELECT id, location, columns, body FROM partitions WHERE table_id = ?", (table_id,)
-        ).fetchall()
+        rows = self._db.execute("SELECT id, body FROM partitions WHERE table_id = ?", (table_id,)).fetchall()
         moved = []
-        for row_id, location, _, body in rows:
-            if location and (location == old or location.startswith(old.rstrip("/") + "/")):
-                there = new + location[len(old) :]
-                partition = msgspec.json.decode(body, type=Partition)
-                if partition.storage is not None:
-                    storage = msgspec.structs.replace(partition.storage, location=there)
-                    partition = msgspec.structs.replace(partition, storage=storage)
-                moved.append((there, msgspec.json.encode(partition), row_id))
+        for row_id, body in rows:
+            partition = msgspec.json.decode(body, type=Partition)
+            location = partition.storage.location if partition.storage else None
+            if partition.storage and location and (location == old or location.startswith(old.rstrip("/") + "/")):
+                storage = msgspec.structs.replace(partition.storage, location=new + location[len(old) :])
+                partition = msgspec.structs.replace(partition, storage=storage)
+                moved.append((partition.location, msgspec.json.encode(partition), row_id))
         self._db.executemany("UPDATE partitions SET location = ?, body = ? WHERE id = ?", moved)
 
     def _look_again(self, table_id: int, partition_id: int | None = None) -> None:
@@ -429,7 +433,7 @@ class Fold(Inventory):
             number = int(self._db.execute("SELECT id FROM columns WHERE body = ?", (body,)).fetchone()[0])
             self._columns[storage.columns] = number
         slim = msgspec.structs.replace(partition, storage=msgspec.structs.replace(storage, columns=()))
-        return storage.location, number, msgspec.json.encode(slim)
+        return partition.location, number, msgspec.json.encode(slim)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -440,7 +444,7 @@ class Fold(Inventory):
         else:
             query = (
                 "SELECT t.id, p.id, p.since FROM tables t JOIN partitions p ON p.table_id = t.id"
-                " WHERE t.db = ? AND t.name = ? AND p.name = ?"
+                " WHERE t.db = ? AND t.name = ? AND p.name = ? AND p.location NOTNULL"
             )
             names = (db, table, partition)  # type: ignore[assignment]
         row: tuple[int, int, int] | None = self._db.execute(query, names).fetchone()
@@ -459,7 +463,3 @@ class Fold(Inventory):
         self._db.execute("INSERT OR IGNORE INTO stores (location) VALUES (?)", (location,))
         (number,) = self._db.execute("SELECT id FROM stores WHERE location = ?", (location,)).fetchone()
         return ids[0], -number, ids[2], True
-
-
-def has_files(table: Table) -> bool:
-    return not table.is_view and bool(table.location)

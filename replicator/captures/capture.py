@@ -21,6 +21,7 @@ from cmroot.log.captured import sweep_log
 from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
 from cmroot.store.spelling import is_absolute
+from replicator.captures.capture_snapshots import CaptureSnapshots, sweep_made
 from replicator.captures.contents import Contents, Keepers
 from replicator.captures.elsewhere import OutsideFiles, list_named
 from replicator.captures.inventory import DataObject
@@ -37,7 +38,6 @@ from replicator.captures.manifest import (
     unannounced,
     walk_constraints,
 )
-from replicator.captures.object_listing import CaptureSnapshots, sweep_made
 from replicator.captures.recording import Captured, Intercepts, Recording
 from replicator.captures.scanning import BucketNotices, GrantScan, Scan
 from replicator.captures.unlistable import (

@@ -17,15 +17,9 @@ from cmroot.log.references import under_way
 from cmroot.store.acid import State
 from cmroot.store.local import device
 from cmroot.store.place import is_local, normal, parent, split_authority
+from replicator.captures.capture_snapshots import CaptureSnapshots
 from replicator.captures.inventory import DataObject, KnownFile
-from replicator.captures.object_listing import (
-    CaptureSnapshots,
-    Listed,
-    ListTask,
-    list_objects,
-    nothing_left,
-    uncaptured_files,
-)
+from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.recording import Recording, not_known
 from replicator.captures.trees import Trees
 from replicator.captures.unlistable import (

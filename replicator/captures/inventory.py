@@ -18,6 +18,7 @@ import pyarrow as pa
 from cmroot.errors import FormatError
 from cmroot.log.captured import FILES, RELEASE
 from replicator.core.model import (
+    WHOLE,
     Column,
     Constraint,
     Database,
@@ -33,6 +34,16 @@ from replicator.metastore.events.facts import SetWriteIds
 
 _PAGE = 10_000
 _T = TypeVar("_T")
+
+
+_READER = "coalesce(lower(json_extract(CAST(body AS TEXT), '$.storage.input_format')), '')"
+NOT_WHOLE = " AND ".join(f"{_READER} NOT LIKE '{each}%'" for each in WHOLE)
+SPLIT = f"json_type(CAST(body AS TEXT), '$.partition_keys') NOTNULL AND {NOT_WHOLE}"
+"""`Table.has_files_by_partition`, of a row of `tables`."""
+
+
+def has_files(table: Table) -> bool:
+    return not table.is_view and bool(table.location)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
-from replicator.captures.apply import Fold, has_files
-from replicator.captures.inventory import FILE, DataObject, Inventory, KnownFile
+from replicator.captures.apply import Fold
+from replicator.captures.inventory import FILE, SPLIT, DataObject, Inventory, KnownFile, has_files
 from replicator.core.grouping import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Name, Table
 from replicator.errors import sqlite_error
@@ -32,7 +32,6 @@ from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 
 VERSION = 2
 _PAGE = 10_000
-_PARTITIONED = "json_type(CAST(body AS TEXT), '$.partition_keys') NOTNULL"
 _SCHEMA = """
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE scope (db TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -166,7 +165,7 @@ class Manifest(Inventory):
     def unlisted(self, batch: int = 500) -> Iterator[list[DataObject]]:
         """Yields the objects to list, in batches; may include objects marked during the iteration."""
         for query in (
-            f"SELECT id, 0, db, name, '', location, touched, {_PARTITIONED} FROM tables"
+            f"SELECT id, 0, db, name, '', location, touched, {SPLIT} FROM tables"
             " WHERE NOT listed AND location <> '' AND id > ? ORDER BY id LIMIT ?",
             "SELECT t.id, p.id, t.db, t.name, p.name, p.location, max(p.touched, t.named), FALSE FROM partitions p"
             " JOIN tables t ON t.id = p.table_id WHERE NOT p.listed AND p.location <> '' AND p.id > ?"
@@ -210,7 +209,8 @@ class Manifest(Inventory):
         self.unlist(
             (row_id, 0)
             for row_id, location, body in tables
-            if has_files(table := msgspec.json.decode(body, type=Table)) and not stays(location, table.is_partitioned)
+            if has_files(table := msgspec.json.decode(body, type=Table))
+            and not stays(location, table.has_files_by_partition)
         )
         theirs = f"table_id IN (SELECT id FROM tables WHERE {some.removesuffix(' AND ')}) AND " if db else ""
         last = 0

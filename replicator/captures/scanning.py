@@ -1,7 +1,7 @@
 """Scans: find changes that left no event, in the metastore and in directories, for all tables or, with a time
 limit, for some of them per capture.
 
-Objects that neither HDFS snapshots (`object_listing`) nor the notifications of an S3 bucket name need not be listed.
+Objects that neither HDFS snapshots (`capture_snapshots`) nor the notifications of an S3 bucket name need not be listed.
 A bucket is trusted after a capture that listed all of it, as long as nothing is in doubt: its queue is the same one,
 has expired no messages, has no other consumer, and receives every change. Everything is still listed once a day.
 Notifications take seconds, rarely minutes, so a change without an event may be found one capture later.
@@ -22,8 +22,8 @@ from cmroot.store.buckets import OWN, BucketQueue, Standing, why_not_all
 from cmroot.store.listing import changed_directories
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority
+from replicator.captures.capture_snapshots import CaptureSnapshots, SnapshotDiff, bases
 from replicator.captures.manifest import GRANTS
-from replicator.captures.object_listing import CaptureSnapshots, SnapshotDiff, bases
 from replicator.captures.recording import Recording
 from replicator.captures.unlistable import Refusals, remember_grants, remembered_grants
 from replicator.captures.walk import Turns, note_engines, refresh_tables, walk_database

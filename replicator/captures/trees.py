@@ -44,14 +44,16 @@ NAMES = 50_000  # names in an outcome at which a task leaves its other files to 
 def log_files(
     manifest: Manifest, db: str, name: str, directory: str, own: str
 ) -> list[tuple[str, KnownFile, str | None]]:
-    """Returns (path, state, problem; None: unknown) of a table's files that may have a problem, and of `own`."""
+    """Returns (path, state, problem; None: unknown) of a table's files that may have a problem, and of `own`.
+    directory "": only of `own`."""
+    bounds = (f"{directory}/", f"{directory}/\U0010ffff") if directory else (own, own)
     query = (
         f"SELECT {FILE}, l.problem"
-        " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?"
+        " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path BETWEEN ? AND ?"
         " LEFT JOIN log_files l ON l.checksum = f.checksum AND l.location = t.location"
         " WHERE t.db = ? AND t.name = ? AND (l.problem IS NULL OR l.problem <> '' OR f.path = ?)"
     )
-    rows = manifest.select(query, f"{directory}/", f"{directory}0", db, name, own)
+    rows = manifest.select(query, *bounds, db, name, own)
     return [(row[0], KnownFile(*row[:7]), row[7]) for row in rows]
 
 

@@ -30,8 +30,17 @@ from replicator.core.formats.outside import OUTSIDE
 from replicator.core.named_files import is_on_nodes
 from replicator.core.not_replicated import NotReplicated
 from replicator.replay.apply.copying import at_most
-from replicator.replay.apply.format_files import Mover, UriMover
-from replicator.replay.apply.named_places import LARGEST, TOO_LARGE, homes_of, limit_of, may_name, reason, translated
+from replicator.replay.apply.format_files import Mover, UriMover, renamed_database
+from replicator.replay.apply.named_places import (
+    LARGEST,
+    TOO_LARGE,
+    homes_of,
+    limit_of,
+    may_name,
+    moved,
+    reason,
+    translated,
+)
 from replicator.replay.apply.staging import empty_directories
 
 SIZE = "size"
@@ -53,7 +62,8 @@ class FilePair:
     the name of the source's format, whose tree captures follow from `tops` on. Of a transactional table: `state`: the
     source's write ids, whose files are compared; `renamed`: paths on the source that differ from those on the replica.
     `outside`: places of the source's files outside of its location, by their paths on the replica. `store`:
-    the location of its database at the source, if its files list places."""
+    the location of its database at the source, if its files list places. `databases`: the names of its database on both
+    sides."""
 
     name: str
     source: str
@@ -69,6 +79,7 @@ class FilePair:
     format: str = PLAIN.name
     outside: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
+    databases: tuple[str, str] = ("", "")
 
     def both(self, path: str) -> tuple[str, str]:
         """Returns the places of a file on both sides, by its path on the replica."""
@@ -304,6 +315,9 @@ class _Both:
     def move(self) -> Mover:
         return Mover(homes_of([(self.source, self.target)]))
 
+    def move_own(self, text: str) -> str:
+        return moved(text, homes_of([(self.source, self.target)]))
+
     def in_order(self, bounds: Sequence[str]) -> bool:
         return self.move.in_order(bounds)
 
@@ -314,6 +328,9 @@ class _Both:
     @cached_property
     def move_uri(self) -> UriMover:
         return UriMover(homes_of([(self.source, self.target), *self.pair.homes]))
+
+    def move_database(self, name: str) -> str:
+        return renamed_database(name, *self.pair.databases)
 
     def is_replicated(self, place: str) -> bool:
         return self.move_uri.is_replicated(place)

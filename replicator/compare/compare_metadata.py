@@ -279,14 +279,12 @@ class MetadataComparison:
             self._compare_statistics(name, *read.statistics)
         if source.is_view and not source.is_partitioned:
             return
-        if source.is_partitioned and target.is_partitioned:
+        if is_split := source.is_partitioned and target.is_partitioned:
             if source.location and target.location and not (shared or source.is_view):
                 pair = FilePair(name, source.location, target.location, root=True, **self._naming(source, placement))
-                yield from self._files(homes, pair)
-            for pair in self._partitions(source, target, read, placement, homes):
-                if not shared:
-                    yield pair
-        elif source.location and target.location and not shared:
+                yield from self._files(homes, pair) if source.has_files_by_partition else ()
+            yield from (pair for pair in self._partitions(source, target, read, placement, homes) if not shared)
+        if source.location and target.location and not (shared or (is_split and source.has_files_by_partition)):
             format, tree = self._format_of(source), format_of(source)
             pointer, trees = format.pointer(target), {"tree": tree.name, "tops": tree.tree_tops(source)}
             naming = self._naming(source, placement) | trees | {"pointer": pointer}
@@ -310,7 +308,8 @@ class MetadataComparison:
         """Returns the fields of a `FilePair` by which files that name places are compared."""
         if not (format := self._format_of(table)).lists_places:
             others = self._comparison.homes_of_databases if format.log else []
-            return {"homes": [*of_databases(placement), *others]}
+            databases = (table.db, placement.databases.get(table.db, table.db))
+            return {"homes": [*of_databases(placement), *others], "databases": databases}
         named, store = self._homes_of_tables(table.db), placement.source_locations[table.db]
         return {"format": format.name, "homes": named, "store": store}
 

@@ -69,6 +69,15 @@ class Storage(Value, frozen=True, omit_defaults=True):
     subdirectories: bool = False  # storedAsSubDirectories
     extra: dict[str, Any] = {}
 
+    @property
+    def is_whole(self) -> bool:
+        """Returns True if all files of a table are the table's own, also those in the directories of its partitions:
+        Hudi's, whose timeline defines which are valid."""
+        return str(self.input_format).lower().startswith(WHOLE)
+
+
+WHOLE = ("org.apache.hudi.", "com.uber.hoodie.")  # begins of the names of such readers, in lower case
+
 
 class Database(Value, frozen=True, omit_defaults=True):
     """A database. `owner_type` is USER, ROLE or GROUP. `managed_location`: location of its managed tables, if other
@@ -137,6 +146,11 @@ class Table(Value, frozen=True, omit_defaults=True):
         return bool(self.partition_keys)
 
     @property
+    def has_files_by_partition(self) -> bool:
+        """Returns True if the files of its partitions are the partitions' own."""
+        return self.is_partitioned and not (self.storage and self.storage.is_whole)
+
+    @property
     def is_external(self) -> bool:
         return self.kind == EXTERNAL or self.parameters.get("EXTERNAL", "").upper() == "TRUE"
 
@@ -178,7 +192,8 @@ class Partition(Value, frozen=True, omit_defaults=True):
 
     @property
     def location(self) -> str | None:
-        return self.storage.location if self.storage else None
+        """The directory of its own files; None if they are the table's."""
+        return self.storage.location if self.storage and not self.storage.is_whole else None
 
 
 class Function(Value, frozen=True, omit_defaults=True):

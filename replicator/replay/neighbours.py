@@ -399,12 +399,12 @@ class Neighbours:
 
     def _add_table(self, table: Table, role: RoleMark) -> None:
         name = (table.db, table.name)
-        key = table.partition_keys[0].name if table.is_partitioned else ""
-        self._depth[name] = len(table.partition_keys)
+        key = table.partition_keys[0].name if table.has_files_by_partition else ""
+        self._depth[name] = len(table.partition_keys) if table.has_files_by_partition else 0
         self._sources[name] = table.parameters.get(SOURCE, "")
         if table.location:
             self._add(Occupant(*name, "", "", key), table.location)
-        if table.is_partitioned and not is_noted(table, role):
+        if table.has_files_by_partition and not is_noted(table, role):
             with contextlib.suppress(ObjectNotFound):
                 names = self._all.partition_names(*name)
                 for page in self._all.partitions(*name, names):

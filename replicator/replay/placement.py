@@ -388,7 +388,7 @@ def _with_serde(table: Table, storage: Storage, parameters: dict[str, str]) -> T
 
 def at_place(partition: Partition, place: str) -> Partition:
     """Returns a partition located at `place`, with all its paths below the old location changed accordingly."""
-    storage, old = partition.storage, partition.location
+    storage, old = partition.storage, partition.storage.location if partition.storage else None
     if storage is None or old is None or normal(old) == normal(place):
         return partition
 

@@ -455,7 +455,7 @@ class Plan:
                         name=step.name if step else None,
                         place=step.place if step else None,
                         only=frozenset(step.touched) if step and step.place and step.exists else None,
-                        home=step.table.location if step and step.table and step.table.is_partitioned else None,
+                        home=step.table.location if step and step.table and step.table.has_files_by_partition else None,
                         pointer=self.format_of(lineage.table).pointer(lineage.table) if lineage.table else "",
                         format=self.format_of(lineage.table).name,
                         names_others=not self.as_they_are and ".".join(lineage.now or ()) in self.metadata.outside,

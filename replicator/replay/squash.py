@@ -297,7 +297,7 @@ class _Fold:
         lineage.names[-1] = replace(lineage.names[-1], location=known)
         if change.renames or table.location != known:
             lineage.names.append(Called(at, table.db, table.name, table.location, change.moved))
-        if table.location != known and known is not None and not change.moved and not table.is_partitioned:
+        if table.location != known and known is not None and not change.moved and not table.has_files_by_partition:
             lineage.since = at  # other files at another location
         lineage.table, lineage.altered = table, at
 
@@ -400,7 +400,7 @@ def _now(lineage: Lineage, partition: Partition, at: int) -> Partition:
     """Returns a partition of a record with the location that results from later moves of its table."""
     if partition.storage is None or len(lineage.names) == 1:
         return partition
-    storage = msgspec.structs.replace(partition.storage, location=lineage.location_now(partition.location, at))
+    storage = msgspec.structs.replace(partition.storage, location=lineage.location_now(partition.storage.location, at))
     return msgspec.structs.replace(partition, storage=storage)
 
 

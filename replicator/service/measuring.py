@@ -19,8 +19,8 @@ from functools import partial
 from cmroot.pins import Pins, read_pins
 from cmroot.pins import seconds as seconds_of
 from cmroot.root import open_existing
-from cmroot.store.listing import list_entries, prefixes
 from cmroot.store.place import is_local, local_path
+from cmroot.store.retained_entries import list_entries, prefixes
 from replicator.commands.ingest import ingest_stats
 from replicator.commands.policies import history, lag
 from replicator.core.config import Config

@@ -26,7 +26,7 @@ from cmroot.keep.content import content_name
 from cmroot.log.captured import ADD, RELEASE, SegmentWriter
 from cmroot.pins import Slot, create_slot, iso
 from cmroot.root import create_or_open
-from cmroot.store.listing import PREFIXES
+from cmroot.store.retained_entries import PREFIXES
 
 ENTRIES = {"full": (1_000_000,), "small": (10_000, 40_000)}
 BYTES = 20

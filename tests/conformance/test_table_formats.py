@@ -33,6 +33,7 @@ ICEBERG = {
 }
 ORC = "org.apache.hadoop.hive.ql.io.orc"
 HUDI = {"spark.sql.sources.provider": "hudi"}
+PAIMON = {"storage_handler": "org.apache.paimon.hive.PaimonStorageHandler"}
 ACID = {"transactional": "true", "transactional_properties": "insert_only"}
 
 
@@ -63,7 +64,7 @@ def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
     storage = msgspec.structs.replace(table.storage, input_format=more.get("input_format"))
     table = msgspec.structs.replace(table, storage=storage)
     assert format_of(table).name == format
-    replicated = format in ("plain", "delta", "handler", "acid", "symlink")
+    replicated = format in ("plain", "delta", "handler", "hudi", "acid", "symlink")
     replicated = replicated or (format == "iceberg" and bool(pointer_of(table)))
     assert bool(format_of(table).why_left_out(table)) != replicated
 
@@ -472,7 +473,7 @@ def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table
     assert (restored.code, named(restored)) == (3, gaps), restored
     assert fixture.source.metastore.table_names(f"{fixture.name}_old") == ["orders"]
     fixture.source.table("later", {"data": "rows"}, kind=EXTERNAL)
-    fixture.source.alter("later", **HUDI)
+    fixture.source.alter("later", **PAIMON)
     forced = command(*arguments, "--into", fixture.name, "--force")
     assert (forced.code, named(forced)) == (3, gaps), forced
     assert fixture.source.metastore.table_names(fixture.name) == ["acid", "hudi", "ice", "ice_view", "later", "orders"]

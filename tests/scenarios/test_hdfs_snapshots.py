@@ -16,7 +16,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 
 import cmroot.keep.hdfs_keepers as keeping
-import replicator.captures.object_listing as comparing
+import replicator.captures.capture_snapshots as comparing
 from cmroot.keep.content import Query, Reference, find
 from cmroot.keep.hdfs_keepers import made_snapshots
 from cmroot.keep.versions import open_version, why_versions_unseen

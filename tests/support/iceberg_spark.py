@@ -60,7 +60,7 @@ class IcebergSpark:
     program = __file__
 
     def __init__(self, uri: str, warehouse: Path) -> None:
-        home = environment()
+        home = self.environment()
         jars = ",".join(map(str, self.jars(home)))
         own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SPARK_HOME")}
         self._process = subprocess.Popen(
@@ -71,6 +71,9 @@ class IcebergSpark:
             text=True,
             env=own,
         )
+
+    def environment(self) -> Path:
+        return environment()
 
     def jars(self, home: Path) -> list[Path]:
         return list(home.glob("*.jar"))

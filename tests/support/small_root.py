@@ -14,8 +14,8 @@ from cmroot.keep.content import content_name
 from cmroot.lease import Lease
 from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.pins import Slot, iso
-from cmroot.store.listing import list_entries
 from cmroot.store.place import Place, join
+from cmroot.store.retained_entries import list_entries
 from replicator.core.engine import LocalEngine
 
 ENGINE = LocalEngine(2)

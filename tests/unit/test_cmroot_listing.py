@@ -7,12 +7,23 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import CEILING
 
+import cmroot.store.listing as listing_module
 from cmroot.store.buckets import Listings, list_root
-from cmroot.store.listing import DirectoryState, Listing, changed_directories, file_state, list_tree, unchanged
+from cmroot.store.listing import (
+    TRIES,
+    Cleaned,
+    DirectoryState,
+    Listing,
+    changed_directories,
+    file_state,
+    list_tree,
+    unchanged,
+)
 from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
 
@@ -76,6 +87,68 @@ def test_a_delta_log_is_listed_up_to_the_first_missing_version(place: str) -> No
     (Place(place) / "t" / f"_delta_log/{2:020}.json").write_bytes(b"{}")
     listing = list_tree(join(place, "t"))
     assert listing is not None and len(listing.files) == len(names) + 1
+
+
+HUDI = [
+    ".hoodie/hoodie.properties",
+    ".hoodie/metadata/.hoodie/timeline/20260101000000001_20260101000000002.deltacommit",
+    ".hoodie/metadata/files/.files-0000-0_20260101000000001.log.1_0-1-2",
+    ".hoodie/timeline/20260101000000001_20260101000000003.deltacommit",
+    "d=x/.a_20260101000000001.log.1_0-1-2",
+    "d=x/.hoodie_partition_metadata",
+    "d=x/a_0-1-2_20260101000000001.parquet",
+]
+HUDI_UNFINISHED = [
+    ".hoodie/metadata/files/.files-0000-0_20260101000000004.log.1_0-1-2",
+    ".hoodie/timeline/20260101000000004.deltacommit.inflight",
+    "d=x/.a_20260101000000004.log.1_0-1-2",
+]
+HUDI_NOISE = [".hoodie/.temp/1/d=x/a.marker", "d=x/.a.crc", ".hoodie/.heartbeat/20260101000000004"]
+
+
+def make_hudi(place: str) -> None:
+    for name in (*HUDI, *HUDI_UNFINISHED, *HUDI_NOISE):
+        (Place(place) / "t" / name).write_bytes(b"x")
+
+
+def test_a_hudi_table_has_the_hidden_files_of_its_completed_instants(place: str) -> None:
+    make_hudi(place)
+    table = join(place, "t")
+    for listing in list_tree(table), Listings([table, join(place, "u")]).of(0):
+        assert listing is not None and listing.is_whole
+        assert [file.path_relative for file in listing.files] == HUDI
+    everything = list_tree(table, unfinished=True)
+    assert everything is not None
+    assert [file.path_relative for file in everything.files] == sorted([*HUDI, *HUDI_UNFINISHED])
+    partition = list_tree(join(table, "d=x"))
+    assert partition is not None and not partition.is_whole
+    assert [file.path_relative for file in partition.files] == ["a_0-1-2_20260101000000001.parquet"]
+
+
+@pytest.mark.parametrize("cleans, listings", [(0, 1), (2, 3), (TRIES, TRIES)])
+def test_a_hudi_table_that_is_cleaned_while_it_is_listed_is_listed_again(
+    place: str, cleans: int, listings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_hudi(place)
+    name = "list_local" if is_local(place) else "_list_objects"
+    really, count = getattr(listing_module, name), 0
+
+    def listed(*arguments: Any) -> Listing | None:
+        nonlocal count
+        found: Listing | None = really(*arguments)
+        count += 1
+        if count <= cleans:
+            (Place(place) / "t" / f".hoodie/timeline/2026010100000010{count}.clean.requested").write_bytes(b"x")
+        return found
+
+    monkeypatch.setattr(listing_module, name, listed)
+    if cleans < TRIES:
+        found = list_tree(join(place, "t"))
+        assert found is not None and [file.path_relative for file in found.files] == HUDI
+    else:
+        with pytest.raises(Cleaned):
+            list_tree(join(place, "t"))
+    assert count == listings
 
 
 def test_a_missing_directory_has_no_listing_and_an_empty_one_has(place: str, tmp_path: Path) -> None:

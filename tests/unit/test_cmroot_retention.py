@@ -14,8 +14,8 @@ from cmroot.expire.retention import DECIDED, Needing, Rules, decide, needing, ta
 from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.log.references import KEY, REFERENCES, FileRows, Listable, count_references, read_references, sources, work
 from cmroot.pins import DumpPin, Hold, Pins, Slot
-from cmroot.store.listing import ENTRIES, content_of, estimate, foreign_names, list_entries
 from cmroot.store.place import Place
+from cmroot.store.retained_entries import ENTRIES, content_of, estimate, foreign_names, list_entries
 
 DAY = "2026-11-21T00:00:00+00:00"
 CHECKSUMS = [f"ab{number:030x}" for number in range(6)]

@@ -134,8 +134,8 @@ def _of_tables(upstream: Upstream, tables: Iterable[Table]) -> Targets:
             continue
         assert table.storage and table.storage.location
         sources.append(InterceptSource(table.storage.location, table.name))
-        owners.append(Owner(table.name, "", table.storage.location, root=table.is_partitioned))
-        if not table.is_partitioned:
+        owners.append(Owner(table.name, "", table.storage.location, root=table.has_files_by_partition))
+        if not table.has_files_by_partition:
             continue
         for partition, location in _located(table, _all_partitions(upstream, table)):
             sources.append(InterceptSource(location, table.name))
@@ -150,7 +150,7 @@ def _of_partitions(upstream: Upstream, drop: Drop) -> Targets:
     located = _located(table, _chosen(upstream, drop, table))
     return Targets(
         [InterceptSource(location, table.name) for _, location in located],
-        [Owner(table.name, name, location) for name, location in located],
+        _owners(table, located),
         [name for name, _ in located],
         _above(table, [location for _, location in located]),
     )
@@ -205,17 +205,23 @@ def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
     acid = format_of(table).write_ids
     if table.kind == VIEW or table.storage is None or not table.storage.location:
         return Targets()
-    if drop.names is None and not table.is_partitioned:
+    if drop.names is None and not table.has_files_by_partition:
         location = table.storage.location
         return Targets([InterceptSource(location, table.name)], [Owner(table.name, "", location)], must_delete=acid)
     partitions = _all_partitions(upstream, table) if drop.names is None else _chosen(upstream, drop, table)
     located = _located(table, partitions)
     return Targets(
         [InterceptSource(location, table.name) for _, location in located],
-        [Owner(table.name, name, location) for name, location in located],
+        _owners(table, located),
         [name for name, _ in located],
         must_delete=acid,
     )
+
+
+def _owners(table: Table, located: Sequence[tuple[str, str]]) -> list[Owner]:
+    if table.has_files_by_partition or not table.location:
+        return [Owner(table.name, name, location) for name, location in located]
+    return [Owner(table.name, "", table.location)]
 
 
 def _all_partitions(upstream: Upstream, table: Table) -> list[Partition]:
@@ -223,8 +229,9 @@ def _all_partitions(upstream: Upstream, table: Table) -> list[Partition]:
 
 
 def _located(table: Table, partitions: Iterable[Partition]) -> list[tuple[str, str]]:
-    """Returns (escaped name, location) of partitions that have a location."""
-    return [(partition_name(table.partition_keys, each.values), each.location) for each in partitions if each.location]
+    """Returns (escaped name, location) of partitions that have a location, which may be that of files of the table."""
+    found = ((each, each.storage.location) for each in partitions if each.storage)
+    return [(partition_name(table.partition_keys, each.values), place) for each, place in found if place]
 
 
 # ---- afterwards ---------------------------------------------------------------------------------------------------

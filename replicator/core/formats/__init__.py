@@ -7,9 +7,10 @@ module and a row of `FORMATS`.
 from __future__ import annotations
 
 from replicator.core.formats.delta_table import DELTA
+from replicator.core.formats.hudi_table import HUDI
 from replicator.core.formats.iceberg_table import ICEBERG, ICEBERG_VIEW
 from replicator.core.formats.interface import Signs, TableFormat
-from replicator.core.formats.other_tables import HUDI, INDEX, OTHER_SYSTEM, PAIMON, PLAIN
+from replicator.core.formats.other_tables import INDEX, OTHER_SYSTEM, PAIMON, PLAIN
 from replicator.core.formats.outside import WITHOUT_TABLE
 from replicator.core.formats.symlink_table import SYMLINK
 from replicator.core.formats.transactional_table import TRANSACTIONAL

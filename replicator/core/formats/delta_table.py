@@ -27,6 +27,7 @@ from replicator.core.formats.interface import (
     Removals,
     TableFile,
     TableFormat,
+    publish_in_order,
     with_log,
 )
 
@@ -70,21 +71,9 @@ class DeltaTable(TableFormat):
         first file whose bytes are missing."""
         in_order = sorted(files, key=lambda file: (_log_of(file), rank(file.target) or (0, 0), file.target))
         for _, log in groupby(in_order, key=_log_of):
-            broken = ""
-            for file in log:
-                if broken:
-                    load.missing(file, f"{broken}, which precedes it, is missing")
-                elif not self._placed(file, load):
-                    broken = file.target
-                elif rank(file.target) == (LAST, 0) and not _leads_somewhere(file.target):
+            for file in publish_in_order(list(log), load, self.translated):
+                if rank(file.target) == (LAST, 0) and not _leads_somewhere(file.target):
                     load.remove(file.target)
-
-    def _placed(self, file: TableFile, load: Loading) -> bool:
-        try:
-            return load.place(file, self.translated(file, load))
-        except (FormatError, FileNotFoundError) as error:  # a path that no table of the load has, a missing sidecar
-            load.missing(file, str(error))
-            return False
 
     # ---- comparisons -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import BinaryIO, Protocol, TypeVar
 
+from cmroot.errors import FormatError
 from replicator.core.model import INDEX, Table
 
 POINTER = "metadata_location"  # property of an Iceberg table or view, in any case: the location of its metadata file
@@ -82,7 +83,8 @@ class Captured(Protocol):
 
     def files(self, directory: str, own: str = "") -> Mapping[str, Callable[[Examine], str]]:
         """Returns the files of the table in a directory, by their paths in the table, each with a function that returns
-        its problem. Files that are known to have none are left out, except for `own`. Each content is examined once."""
+        its problem. Files that are known to have none are left out, except for `own`. directory "": only `own`, if it
+        exists. Each content is examined once."""
 
     def outside_problem(self) -> str:
         """Returns why files outside of the table's location are not captured; "" if all are."""
@@ -126,8 +128,14 @@ class Moving(Protocol):
         """Returns the URL-encoded place of a file of the source, also of another table, as it is on the target. Raises
         FormatError for one that is in no location that the target has."""
 
+    def move_own(self, text: str) -> str:
+        """Returns a path in the table's location as it is on the target; any other text unchanged."""
+
     def in_order(self, bounds: Sequence[str]) -> bool:
         """Returns True if all paths within bounds keep their order on the target."""
+
+    def move_database(self, name: str) -> str:
+        """Returns the name of the table's database on the target, for its name at the source; any other unchanged."""
 
 
 class Loading(Moving, Protocol):
@@ -413,6 +421,27 @@ class TableFormat:
     def check(self, pair: Compared) -> None:
         """Reports what the log or tree of the target names and the target does not have: its files may equal the
         source's and still be no table."""
+
+
+def publish_in_order(
+    files: Sequence[TableFile], load: Loading, content: Callable[[TableFile, Loading], bytes | None]
+) -> Iterator[TableFile]:
+    """Publishes files up to the first whose bytes are missing, and yields each; the others are reported. content: as
+    `TableFormat.translated`."""
+    broken = ""
+    for file in files:
+        if broken:
+            load.missing(file, f"{broken}, which precedes it, is missing")
+            continue
+        try:
+            placed = load.place(file, content(file, load))
+        except (FormatError, FileNotFoundError) as error:  # a path that no table of the load has, a missing sidecar
+            load.missing(file, str(error))
+            placed = False
+        if placed:
+            yield file
+        else:
+            broken = file.target
 
 
 _Format = TypeVar("_Format", bound=TableFormat)

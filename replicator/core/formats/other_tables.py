@@ -27,17 +27,6 @@ class _Plain(TableFormat):
 
 
 PLAIN = _Plain("plain", title="Hive")
-HUDI = with_log(
-    TableFormat(
-        "hudi",
-        "a Hudi table",
-        "Hudi",
-        types=("hudi",),
-        readers=("org.apache.hudi.", "com.uber.hoodie."),
-        left_out="a Hudi table: its timeline and its log files have hidden names, which are not captured",
-        own_columns=True,
-    )
-)
 PAIMON = with_log(
     TableFormat(
         "paimon",

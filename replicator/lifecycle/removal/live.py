@@ -276,10 +276,10 @@ class LiveLocations:
 
     def _put_table(self, table: Table) -> None:
         if not table.is_view:
-            self._put(table.location, HOME if table.is_partitioned else DATA, table.db, table.name, "")
+            self._put(table.location, HOME if table.has_files_by_partition else DATA, table.db, table.name, "")
 
     def _put_partitions_of(self, table: Table) -> None:
-        if not table.is_partitioned:
+        if not table.has_files_by_partition:
             return
         for batch in self._all.all_partitions(table.db, table.name):
             self._put_partitions(table, batch)

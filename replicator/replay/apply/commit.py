@@ -325,7 +325,7 @@ class Commit:
     def flip(self) -> None:
         """Switches the location of partitions whose files have changed, but that no record has altered."""
         for step in self._work.plan.tables:
-            if step.place is None or not step.exists or step.table is None or not step.table.is_partitioned:
+            if step.place is None or not step.exists or step.table is None or not step.table.has_files_by_partition:
                 continue
             for batch in batched(sorted(step.touched), PARTITION_BATCH):
                 there = self._work.partitions_named(step, batch)

@@ -156,7 +156,7 @@ def _homes(replay: Replay) -> Iterator[tuple[Name, str, tuple[str, str]]]:
         assert source is not None and step.there is not None
         if plan.is_uncaptured(step.lineage):
             continue
-        if not source.is_partitioned and source.location and step.there.location:
+        if not source.has_files_by_partition and source.location and step.there.location:
             yield step.name, "", (source.location, step.there.location)
     for lineage, named in surviving_partitions(plan.squashed, replay.reader.records()):
         found = steps.get(id(lineage))

@@ -120,6 +120,11 @@ def _appear(directory: str, wanted: Collection[str], remove: Callable[[str], obj
     staged.remove_tree()
 
 
+def renamed_database(name: str, source: str, target: str) -> str:
+    """Returns the target's name of a table's database, for the source's in any case; any other unchanged."""
+    return target if name.lower() == source.lower() else name
+
+
 # ---- translation -----------------------------------------------------------------------------------------------------
 
 
@@ -250,8 +255,15 @@ class TableLoad:
     def move(self) -> Mover:
         return Mover(self._homes)
 
+    def move_own(self, text: str) -> str:
+        return moved(text, self._homes)
+
     def in_order(self, bounds: Sequence[str]) -> bool:
         return self.move.in_order(bounds)
+
+    def move_database(self, name: str) -> str:
+        found = self.rules.rules_of(*self.key[:4])
+        return renamed_database(name, found[0].db, found[0].name[0]) if found and found[0].name else name
 
     @cached_property
     def move_any(self) -> Mover:

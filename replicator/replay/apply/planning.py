@@ -101,7 +101,7 @@ def _isolate(plan: Plan, step: TablePlan, touched: set[str]) -> None:
         _replace(plan, step)
     there = step.there if step.exists else None
     changed = bool(touched) or step.recreated
-    stays = there is not None and there.location and (source.is_partitioned or not changed)
+    stays = there is not None and there.location and (source.has_files_by_partition or not changed)
     location = str(there.location) if there is not None and stays else step.place
     if there is not None and stays and step.rename_from is not None and is_moved_by_renaming(there):
         location = staging_of(plan.snapshot, there)

@@ -113,7 +113,7 @@ class Preparation:
         unmoved = {
             step.rename_from: step.table.location
             for step in self._work.plan.tables
-            if step.rename_from and step.table and step.table.is_partitioned
+            if step.rename_from and step.table and step.table.has_files_by_partition
             if step.table.location and step.lineage.only_located
         }
         # Those that were external when they were renamed, whatever their kind before and now.
@@ -168,7 +168,7 @@ class Preparation:
         table, lineage = step.table, step.lineage
         if table is None or not step.exists or table.is_view or step.shared or lineage.complete or not table.location:
             return
-        if self._work.plan.snapshot or (table.is_partitioned and not any(each.moved for each in lineage.names)):
+        if self._work.plan.snapshot or (table.has_files_by_partition and not any(each.moved for each in lineage.names)):
             return
         if step.rename_from is None and step.there is not None and _same_place(step.there.location, table.location):
             left = None
@@ -181,7 +181,7 @@ class Preparation:
             in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
             self._work.recycle(dict.fromkeys(in_the_way, step.name), Leaving({step.name}))
             note.write_bytes(left.location.encode())
-            self._carry(step.name, [(left.location, table.location)], of_roots=table.is_partitioned)
+            self._carry(step.name, [(left.location, table.location)], of_roots=table.has_files_by_partition)
             if table.is_partitioned:
                 self._settle_partitions(step, left.location, table.location)
             make_directory(table.location)
@@ -213,9 +213,11 @@ class Preparation:
         for batch in batched(names, PARTITION_BATCH):
             moved, pairs = [], []
             for partition in self._work.partitions_named(step, batch).values():
-                below = relative(partition.location, old) if partition.location else None
-                if below and partition.location:
-                    pairs.append((partition.location, join(new, below)))
+                location = partition.storage.location if partition.storage else None
+                below = relative(location, old) if location else None
+                if below and location:
+                    if partition.location:
+                        pairs.append((location, join(new, below)))
                     moved.append(at_place(partition, join(new, below)))
             self._carry(step.name, pairs)
             if moved:
@@ -227,7 +229,7 @@ class Preparation:
         assert there.location and there.storage and self._work.plan.snapshot
         place = staging_of(self._work.plan.snapshot, there)
         self._work.supersede([Retired(there.location, *(renamed.db, renamed.name), successor=place)])
-        self._carry((renamed.db, renamed.name), [(there.location, place)], of_roots=there.is_partitioned)
+        self._carry((renamed.db, renamed.name), [(there.location, place)], of_roots=there.has_files_by_partition)
         make_directory(place)
         return table_at_place(renamed, there.location, place)
 

@@ -107,7 +107,7 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
     found = Pruned()
     for source, home, table in task.homes:
         directory = home.directory
-        listing = list_root(directory) if home.root else list_tree(directory)
+        listing = list_root(directory) if home.root else list_tree(directory, unfinished=True)
         wanted = named.get(normal(source), {})
         if table in task.formats:
             format = FORMATS[task.formats[table]]
@@ -180,7 +180,7 @@ def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | 
     assert step.lineage.table is not None
     if step.shared or plan.is_uncaptured(step.lineage, partition):
         return None
-    if not partition and step.table and step.table.is_partitioned:
+    if not partition and step.table and step.table.has_files_by_partition:
         return step.table.location
     if step.place is not None:
         return join(step.place, partition) if partition in step.touched or not step.exists else None
@@ -279,7 +279,7 @@ class _OwnHomes:
         """Yields the directories to clear. homes: (location in the dump, directory, directory of its table)."""
         plan = self.replay.plan
         own, names = Leaving({step.name for step in plan.tables}), _names_by_home(plan)
-        roots = {step.table.location for step in plan.tables if step.table and step.table.is_partitioned}
+        roots = {step.table.location for step in plan.tables if step.table and step.table.has_files_by_partition}
         for some in batched(homes, HOMES):
             some = [each for each in some if each[1] not in roots or self._is_alone(each[1], each[2], own)]
             places = [place for _, place, home in some if not self._is_alone(place, home, own)]

@@ -407,7 +407,7 @@ class Cloning:
             moves = step.place is not None or (self._work.plan.back and is_published(old))
             if moves and old and new and normal(old) != normal(new):
                 self._carry_table(step, old, new)
-            if step.place is None or not step.table.is_partitioned:
+            if step.place is None or not step.table.has_files_by_partition:
                 continue
             for batch in batched(sorted(step.touched), PARTITION_BATCH):
                 pairs = []
@@ -425,7 +425,7 @@ class Cloning:
                 self._carry_back(found, lineage.table, dict(some))
 
     def _carry_table(self, step: TablePlan, old: str, new: str) -> None:
-        if step.table is None or not step.table.is_partitioned:
+        if step.table is None or not step.table.has_files_by_partition:
             self._carry(step, [(old, new, "")], () if step.recreated else ("",))
         elif not step.recreated:
             self._clone(step, [(old, new)], of_roots=True)

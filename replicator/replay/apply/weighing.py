@@ -186,7 +186,7 @@ class _Weighing:
 
     def _leaves(self, step: TablePlan) -> str | None:
         """Returns the directory that a table leaves, if a load removes the files in it."""
-        old = step.there.location if step.exists and step.there and not step.there.is_partitioned else None
+        old = step.there.location if step.exists and step.there and not step.there.has_files_by_partition else None
         new = step.table.location if step.table and not step.table.is_view and not step.shared else None
         moves = old and new and normal(old) != normal(new) and not (is_published(old) or has_sources_data(step.there))
         return old if moves and old and self._plan.placement.holds(old) else None

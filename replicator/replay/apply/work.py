@@ -291,7 +291,8 @@ class Work:
         drop."""
         directories: list[str] = []
         if has_own_data(table):
-            names = self.target.partition_names(table.db, table.name) if table.is_partitioned else []
+            split = table.has_files_by_partition
+            names = self.target.partition_names(table.db, table.name) if split else []
             directories = places_of(self.target, table, names)
         elif table.location and not has_sources_data(table):
             directories = self._places(table, self.plan.left.get((table.db, table.name), []))
@@ -304,8 +305,9 @@ class Work:
 
     def _places(self, table: Table, names: Sequence[str]) -> list[str]:
         """Returns the locations of some partitions, "" for the table itself."""
-        found = [table.location] if table.location and "" in names and not table.is_partitioned else []
-        named = [name for name in names if name] if table.is_partitioned else []
+        split = table.has_files_by_partition
+        found = [table.location] if table.location and "" in names and not split else []
+        named = [name for name in names if name] if split else []
         for batch in self.target.partitions(table.db, table.name, named) if named else ():
             found += [each.location for each in batch if each.location]
         return found
@@ -351,7 +353,7 @@ class Work:
             elif touches(resolved(old), root):
                 self.plan.stays.add(step.name, old, f"the target's root {self.root} is that directory, or is in it")
             else:
-                is_root = not partition and step.table is not None and step.table.is_partitioned
+                is_root = not partition and step.table is not None and step.table.has_files_by_partition
                 left.append(Retired(old, *step.name, partition, stamped=not placement.holds(old), root=is_root))
         if others:
             more = f" and {len(others) - 1:,} more directories" if len(others) > 1 else ""

@@ -338,7 +338,7 @@ class _Between:
 def _created(change: Change) -> Iterator[_Key]:
     """Yields the objects with data that exist from a change on, and begin without files."""
     made = change.creates
-    if isinstance(made, Table) and not made.is_partitioned and not made.is_view and made.location:
+    if isinstance(made, Table) and not made.has_files_by_partition and not made.is_view and made.location:
         yield made.db, made.name, ""
     if change.touched:
         for name in change.added_partitions:

@@ -24,8 +24,8 @@ from cmroot.keep.versions import restore_file
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.checksum import ALGORITHM
-from cmroot.store.listing import list_entries
 from cmroot.store.place import is_local, local_path, normal
+from cmroot.store.retained_entries import list_entries
 from replicator.core.model import Database
 from replicator.core.not_replicated import INCOMPLETE, CopyCounts, NotReplicated, Report, Rows
 from replicator.core.roles import after_restore, mark_of

@@ -19,8 +19,9 @@ from cmroot.log.captured import Compacted, compact, finished, plan_compaction, s
 from cmroot.log.references import work
 from cmroot.required_contents import FINDINGS
 from cmroot.root import ChangeRoot
-from cmroot.store.listing import estimate, file_state
+from cmroot.store.listing import file_state
 from cmroot.store.place import Place
+from cmroot.store.retained_entries import estimate
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime
