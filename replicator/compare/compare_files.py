@@ -63,7 +63,7 @@ class FilePair:
     source's write ids, whose files are compared; `renamed`: paths on the source that differ from those on the replica.
     `outside`: places of the source's files outside of its location, by their paths on the replica. `store`:
     the location of its database at the source, if its files list places. `databases`: the names of its database on both
-    sides."""
+    sides. `sizes`: those of the target's files by path, of a format with a log; filled by the task."""
 
     name: str
     source: str
@@ -80,6 +80,7 @@ class FilePair:
     outside: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
     databases: tuple[str, str] = ("", "")
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def both(self, path: str) -> tuple[str, str]:
         """Returns the places of a file on both sides, by its path on the replica."""
@@ -144,9 +145,10 @@ def _compare(
         target |= _states({path: join(pair.target, path) for path in unlisted if path not in target})
     naming = [path for path in source if may_name(path, format) and path in target]
     indexes = dict.fromkeys(path for path in naming if 0 < source[path].size <= limit_of(path, format))
-    sizes = {path: state.size for path, state in target.items()} if format.reads_log else {}
+    if format.reads_log:
+        pair = replace(pair, sizes={path: state.size for path, state in target.items()})
     if format.has_outside:
-        outside = format.outside(source, _Both(pair, report, sizes))
+        outside = format.outside(source, _Both(pair, report))
         outside = {path: place for path, place in outside.items() if not is_on_nodes(place, pair.source)}
         pair = replace(pair, outside=outside)
         source |= _states(outside) if outside else {}
@@ -164,7 +166,7 @@ def _compare(
     if left_out:
         report.naming.append(_left_out(pair, left_out))
     _compare_names(pair, source, target, indexes, report)
-    both = _Both(pair, report, sizes)
+    both = _Both(pair, report)
     if format.translates:
         format.compare_translated(list(indexes), both)
     elif naming:
@@ -290,7 +292,10 @@ class _Both:
 
     pair: FilePair
     report: FilesCompared
-    files: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        return self.pair.sizes
 
     @property
     def source(self) -> str:

@@ -4,15 +4,26 @@ hudi-rs with the source moved away. `test_hudi.py` has Hudi's own Spark."""
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import hudi_tables
 import pytest
 from command_line import Answer, command
 from hudi_tables import KINDS, VERSIONS, make, read, unpack
 from lab import Lab
+from lost_primary import nobody
+from metastores import MetastoreFactory
+from stores import moto_bucket, s3a_as_directories
 
 from cmroot.store.hudi import translated
+from cmroot.store.place import Place
+from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.role_changes.failback import FailbackSettings, failback
+from replicator.policies.role_changes.failover import FailoverSettings, failover
+
+__all__ = ["moto_bucket"]
 
 EACH = [pytest.param(kind, version, id=f"{kind}-{version}") for version in VERSIONS for kind in KINDS]
 FIRST = [(1, "z", "x"), (2, "b", "y"), (3, "c", "x")]
@@ -152,6 +163,46 @@ def test_a_restore_gives_an_earlier_instant(fixture: Lab) -> None:
     )
     assert done.code == 0, done
     assert read(fixture.warehouse / f"{fixture.name}_old.db" / "mor") == FIRST
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lost_primary_comes_back_without_the_write_that_it_was_lost_in(pair: Lab, kind: str) -> None:
+    pair.keys["rename_db"] = {f"{pair.name}_a": f"{pair.name}_r"}
+    place, there = make(pair.db("a"), kind, "9"), pair.warehouse / f"{pair.name}_r.db" / kind
+    pair.sync()
+    assert read(there) == FIRST
+    (timeline(place, "9") / "20991231000000000.deltacommit.inflight").write_bytes(b"")
+    (place / "d=x" / f"{uuid4()}-0_0-1-2_20991231000000000.parquet").write_bytes(b"half")
+    (place / ".hoodie/.temp/20991231000000000").mkdir(parents=True)
+    with ThriftMetastore(nobody(), retries=0) as gone:
+        failover(replace(pair.sides(), source=gone), (gone, pair.target.metastore), FailoverSettings(force=True))
+    unpack(kind, "9", "last", there)
+    assert failback(pair.sides(), FailbackSettings(patience=pair.policy.schedule * 0)).status == "done"
+    assert read(place) == LAST
+    assert not [path for path in place.rglob("*") if "20991231" in path.name and path.is_file()]
+
+
+def test_a_replica_in_a_bucket(
+    fixture: Lab, moto_bucket: str, metastore_factory: MetastoreFactory, tmp_path: Path
+) -> None:
+    place = make(fixture.source, "mor", "9")
+    mounts = tmp_path / "mounts"
+    mounts.mkdir()
+    target = metastore_factory("target", settings=s3a_as_directories(mounts, [moto_bucket]))
+    warehouse = f"{moto_bucket}/{fixture.name}"
+    about = ["--target", target.uri, "--engine", "local"]
+    assert fixture.dump().code == 0
+    for state in ("first", "last"):
+        unpack("mor", "9", state, place)
+        assert fixture.dump(since=fixture.last).code == 0
+    for dump in range(1, fixture.dumps + 1):
+        loaded = command("load", str(fixture.here / f"dump{dump}"), *about, "--warehouse", warehouse)
+        assert loaded.code == 0, loaded
+    found = command("verify", "--source", fixture.source_uri, *about, "--db", fixture.name)
+    assert (found.code, found.output["status"]) == (0, "same"), found
+    top = f"{warehouse}/{fixture.name}.db/mor"
+    there = {name: (Place(top) / name).read_bytes() for name in Place(top).find()}
+    assert there == files(place)
 
 
 def test_a_dropped_table_is_dropped_and_kept(fixture: Lab) -> None:
