@@ -29,8 +29,9 @@ ORC = "org.apache.hadoop.hive.ql.io.orc.Orc"
 def run(size: str, runs: int, directory: Path) -> Outcome:
     count = PARTITIONS[size]
     with ExitStack() as stack:
-        source, target = (stack.enter_context(_metastore(directory / name)) for name in ("source", "target"))
-        one = _delta(stack, source)
+        source, target = (stack.enter_context(metastore(directory / name)) for name in ("source", "target"))
+        with HiveSql(source.uri, ground.warehouse(source)) as hive:
+            one = delta(source, hive)
         for db, parameters in (("acid", TRANSACTIONAL), ("plain", {})):
             _fill(source, db, parameters, count, one)
 
@@ -82,7 +83,7 @@ def _hive(side: ThriftMetastore, directory: Path) -> HiveSql:
 
 
 @contextmanager
-def _metastore(directory: Path) -> Iterator[ThriftMetastore]:
+def metastore(directory: Path) -> Iterator[ThriftMetastore]:
     try:
         running = embedded.start(directory, hive="3.1", host="0.0.0.0", env=os.environ)
         with connect(running.uri) as client:
@@ -91,43 +92,54 @@ def _metastore(directory: Path) -> Iterator[ThriftMetastore]:
         embedded.stop(directory)
 
 
-def _delta(stack: ExitStack, source: ThriftMetastore) -> dict[str, bytes]:
+def delta(source: ThriftMetastore, hive: HiveSql) -> dict[str, bytes]:
     """The files of one delta, as Hive writes them."""
-    with HiveSql(source.uri, ground.warehouse(source)) as hive:
-        hive(
-            "create table one (id int, name string) stored as orc tblproperties('transactional'='true')",
-            "insert into one values (1, 'a')",
-        )
+    hive(
+        "create table one (id int, name string) stored as orc tblproperties('transactional'='true')",
+        "insert into one values (1, 'a')",
+    )
     place = next((ground.warehouse(source) / "one").glob("delta_*"))
     return {path.name: path.read_bytes() for path in place.iterdir() if path.name[0] != "."}
 
 
-def _fill(source: ThriftMetastore, db: str, parameters: dict[str, str], count: int, delta: dict[str, bytes]) -> None:
+def create(source: ThriftMetastore, db: str, name: str, parameters: dict[str, str], keys: str = "") -> Storage:
+    """A table of a database that exists; returns its storage."""
     home = ground.warehouse(source) / f"{db}.db"
-    source.create_database(Database(name=db, location=f"file:{home}"))
     storage = Storage(
         columns=(Column(name="id", type="int"), Column(name="name", type="string")),
-        location=f"file:{home}/t",
+        location=f"file:{home}/{name}",
         input_format=f"{ORC}InputFormat",
         output_format=f"{ORC}OutputFormat",
         serde=Serde(library=f"{ORC}Serde", parameters={"serialization.format": "1"}),
     )
-    (home / "t").mkdir(parents=True)
-    keys = (Column(name="p", type="string"),)
+    (home / name).mkdir(parents=True)
+    by = (Column(name=keys, type="string"),) if keys else ()
     kind = {} if parameters else {"kind": EXTERNAL}
     source.create_table(
-        Table(db=db, name="t", owner="bench", storage=storage, partition_keys=keys, parameters=parameters, **kind)
+        Table(db=db, name=name, owner="bench", storage=storage, partition_keys=by, parameters=parameters, **kind)
     )
+    return storage
+
+
+def write(place: Path, files: dict[str, bytes], number: int) -> None:
+    """Deltas with these files."""
+    for each in range(1, DELTAS + 1):
+        directory = place / f"delta_{each:07}_{each:07}_0000"
+        directory.mkdir(parents=True)
+        for name, data in files.items():
+            (directory / name).write_bytes(data if name[0] == "_" else data + b"%d-%d" % (number, each))
+
+
+def _fill(source: ThriftMetastore, db: str, parameters: dict[str, str], count: int, files: dict[str, bytes]) -> None:
+    home = ground.warehouse(source) / f"{db}.db"
+    source.create_database(Database(name=db, location=f"file:{home}"))
+    storage = create(source, db, "t", parameters, "p")
     if parameters:
         source.set_write_ids(db, "t", DELTAS)
     made = []
     for number in range(count):
         place = home / "t" / f"p={number:05}"
-        for each in range(1, DELTAS + 1):
-            directory = place / f"delta_{each:07}_{each:07}_0000"
-            directory.mkdir(parents=True)
-            for name, data in delta.items():
-                (directory / name).write_bytes(data if name[0] == "_" else data + b"%d-%d" % (number, each))
+        write(place, files, number)
         own = msgspec.structs.replace(storage, location=f"file:{place}")
         made.append(Partition(values=(f"{number:05}",), storage=own))
     for start in range(0, count, ground.BATCH):

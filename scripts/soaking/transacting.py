@@ -1,7 +1,8 @@
 """Tables of all formats for ten minutes: Hive writes two transactional tables in each transaction, rolls some back and
-compacts; then the same row goes to an Iceberg table, whose snapshots expire, and to a plain one. Spark writes two
-Iceberg tables, with deletes by row, compaction and expiry. `replicator sync --follow` is killed at random; Hive,
-PyIceberg and Spark read the replica.
+compacts; then the same row goes to an Iceberg table, whose snapshots expire, to a Delta table, which is optimized and
+vacuumed, and to a plain one. Spark writes two Iceberg tables, with deletes by row, compaction and expiry, and a Hudi
+table, merge on read, with compaction, clustering, cleaning and archival. `replicator sync --follow` is killed at
+random; Hive, PyIceberg, delta-rs, hudi-rs and Spark read the replica.
 
 Exit 1 if a reader meets an error or a state that the source never had, or if both sides differ at the end."""
 
@@ -20,13 +21,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import ClassVar
 
+import deltalake
 from acid_tables import COMPACTING, AcidLab
 from hive_sql import HiveSql, Refused
+from hudi_spark import HudiSpark
+from hudi_tables import read as read_hudi
 from iceberg_spark import IcebergSpark
 from iceberg_tables import catalog, expire, make, replica, rows, shown
 from postgres import running_postgres
 
+from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from soaking import row_deletes
@@ -37,7 +43,7 @@ SHOWN = 20  # faults that are printed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/soak_acid", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/soak_formats", description=__doc__)
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--kill-every", type=float, default=20.0, help="seconds between kills, on average")
     parser.add_argument("--seed", type=int, default=1)
@@ -54,8 +60,10 @@ def main() -> None:
         lab.run(BOTH.format(0) + " insert into table {db}.u select id, name")
         make(lab, "i", db="a").append(rows(0))
         lab.db("a").table("p", {_name(0): "row"})
+        _make_delta(lab)
         sparks = [stack.enter_context(IcebergSpark(each.uri, Path(each.warehouse))) for each in (source, target)]
-        soak = Soak(lab, sparks[0], sparks[1], random.Random(asked.seed))
+        hudi = stack.enter_context(HudiSpark(source.uri, Path(source.warehouse)))
+        soak = Soak(lab, sparks[0], sparks[1], _Hudi(hudi, f"{lab.name}_a"), random.Random(asked.seed))
         assert lab.sync().status == "synced"
         result = soak.run(asked.seconds, asked.kill_every)
     print(json.dumps(result, indent=1))
@@ -74,12 +82,52 @@ def _name(number: int) -> str:
     return f"{number:06}"
 
 
+def _make_delta(lab: AcidLab) -> None:
+    lab.db("a").table("d", kind=EXTERNAL)
+    lab.db("a").alter("d", **{"spark.sql.sources.provider": "delta"})
+    deltalake.write_deltalake(str(lab.db("a").home / "d"), rows(0))
+
+
+class _Hudi:
+    """A Hudi table, merge on read, that is maintained as it is written."""
+
+    SETTINGS: ClassVar = {
+        "hoodie.compact.inline": "true",
+        "hoodie.compact.inline.max.delta.commits": "3",
+        "hoodie.clustering.inline": "true",
+        "hoodie.clustering.inline.max.commits": "4",
+        "hoodie.clean.commits.retained": "2",
+        "hoodie.keep.min.commits": "4",
+        "hoodie.keep.max.commits": "6",
+        "hoodie.metadata.compact.max.delta.commits": "4",
+    }
+
+    def __init__(self, spark: HudiSpark, db: str) -> None:
+        self._spark, self._table, self.written = spark, f"{db}.h", 0
+        properties = "type = 'mor', primaryKey = 'id', preCombineField = 'ts'"
+        columns = "(id int, name string, ts bigint, d string)"
+        spark(f"create table {self._table} {columns} using hudi partitioned by (d) tblproperties ({properties})")
+        for key, value in self.SETTINGS.items():
+            spark(f"set {key}={value}")
+        spark(f"insert into {self._table} values (0, 'n', 0, 'p0')")
+
+    def write(self) -> None:
+        number = self.written + 1
+        self._spark(f"insert into {self._table} values ({number}, 'n', {number}, 'p{number % 2}')")
+        self.written = number
+        if number % 3 == 0:
+            self._spark(f"update {self._table} set name = 'changed' where id = {number // 2}")
+
+
 class Soak:
-    def __init__(self, lab: AcidLab, here: IcebergSpark, there: IcebergSpark, chance: random.Random) -> None:
+    def __init__(
+        self, lab: AcidLab, here: IcebergSpark, there: IcebergSpark, hudi: _Hudi, chance: random.Random
+    ) -> None:
         """here, there: sessions of Spark on the source and on the target."""
-        self._lab, self._here, self._there, self._chance = lab, here, there, chance
+        self._lab, self._here, self._there, self._hudi, self._chance = lab, here, there, hudi, chance
         self._end = threading.Event()
         self._written = self._reads = self._spark_reads = self._kills = self._compactions = self._expiries = 0
+        self._vacuums = self._file_reads = 0
         self._iceberg = catalog(lab.source_uri).load_table(f"{lab.name}_a.i")
         place, own = f"file://{lab.db('a').home}", random.Random(chance.random())
         self._tables = [
@@ -88,7 +136,7 @@ class Soak:
         self._faults: list[str] = []
 
     def run(self, seconds: int, kill_every: float) -> dict[str, object]:
-        works = (self._write, self._write_by_spark, self._read, self._read_by_spark)
+        works = (self._write, self._write_by_spark, self._write_hudi, self._read, self._read_files, self._read_by_spark)
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
@@ -100,6 +148,7 @@ class Soak:
         same = all(self._lab.shown(name) == self._lab.rows(name) for name in ("t", "u"))
         wanted = list(range(self._written + 1))
         same = same and shown(replica(self._lab, "i", db="a")) == wanted and self._plain() == [*map(_name, wanted)]
+        same = same and self._delta() == wanted and self._hudi_ids() == list(range(self._hudi.written + 1))
         same = same and all(row_deletes.same(self._here, self._there, each) for each in self._tables)
         verified = self._lab.verified()
         return {
@@ -114,6 +163,9 @@ class Soak:
                 "expiries": sum(each.expiries for each in self._tables),
                 "reads": self._spark_reads,
             },
+            "delta": {"commits": self._written, "vacuums": self._vacuums},
+            "hudi": {"commits": self._hudi.written},
+            "reads of delta and hudi": self._file_reads,
             "faults": self._faults[:SHOWN],
             "last runs": statuses,
             "same": same and verified.code == 0,
@@ -132,7 +184,13 @@ class Soak:
             self._iceberg.refresh().append(rows(number))
             self._lab.db("a").write("p", {_name(number): "row"})
             self._lab.db("a").alter("p", last=str(number))
+            place = str(self._lab.db("a").home / "d")
+            deltalake.write_deltalake(place, rows(number), mode="append")
             self._written = number
+            if number % 8 == 0:
+                deltalake.DeltaTable(place).optimize.compact()
+                deltalake.DeltaTable(place).vacuum(0, dry_run=False, enforce_retention_duration=False)
+                self._vacuums += 1
             if number % 7 == 0:
                 expire(self._iceberg.refresh())
                 self._expiries += 1
@@ -144,6 +202,27 @@ class Soak:
                 kind = self._chance.choice(["minor", "major"])
                 self._lab.run(f'alter table {{db}}.{self._chance.choice("tu")} compact "{kind}"')
                 self._compactions += 1
+
+    def _write_hudi(self) -> None:
+        while not self._end.is_set():
+            self._hudi.write()
+
+    def _read_files(self) -> None:
+        while not self._end.is_set():
+            for name, read in (("d", self._delta), ("h", self._hudi_ids)):
+                try:
+                    if (ids := read()) != list(range(len(ids))) or not ids:
+                        self._faults.append(f"{name} shows {ids}"[:500])
+                except Exception as error:
+                    self._faults.append(f"read of {name}: {error}"[:500])
+            self._file_reads += 1
+
+    def _delta(self) -> list[int]:
+        found = deltalake.DeltaTable(str(self._lab.replica("a").home / "d")).to_pyarrow_table()
+        return sorted(found["id"].to_pylist())
+
+    def _hudi_ids(self) -> list[int]:
+        return [id for id, _, _ in read_hudi(self._lab.replica("a").home / "h")]
 
     def _write_by_spark(self) -> None:
         while not self._end.is_set():
