@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -165,12 +165,17 @@ class PartsReader:
             if rows is not None and number != rows:
                 raise damaged(path, f"has {number} lines, but {rows} according to the marker")
 
-    def batches(self, name: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """Yields the row groups of a Parquet part as record batches, one at a time. Verifies the part's checksum first,
-        because Parquet would not detect changed bytes of a path, a size or a checksum."""
+    def batches(
+        self, name: str, columns: Sequence[str] | None = None, positions: Collection[int] | None = None
+    ) -> Iterator[Any]:
+        """Yields the row groups of a Parquet part as record batches, one at a time. positions: without row groups that
+        have no row of these positions. Verifies the part's checksum first, because Parquet would not detect changed
+        bytes of a path, a size or a checksum."""
         self._check(name)
         with self._open(name) as file, reading(self.path(name)):
-            yield from pq.ParquetFile(file).iter_batches(ROW_GROUP, columns=columns)
+            parquet = pq.ParquetFile(file)
+            groups = None if positions is None else _groups_with(parquet.metadata, positions)
+            yield from parquet.iter_batches(ROW_GROUP, row_groups=groups, columns=columns)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
         self._check(name)
@@ -207,6 +212,17 @@ class PartsReader:
             return Place(self.path(name)).open_read()
         except FileNotFoundError as error:
             raise damaged(self.path(name), "is missing, but the marker lists it") from error
+
+
+def _groups_with(about: Any, positions: Collection[int]) -> list[int]:
+    """Returns the row groups of a Parquet file that may have rows of some positions, by their statistics."""
+    found = []
+    column = about.schema.names.index("position")
+    for number in range(about.num_row_groups):
+        known = about.row_group(number).column(column).statistics
+        if known is None or not known.has_min_max or any(known.min <= each <= known.max for each in positions):
+            found.append(number)
+    return found
 
 
 @contextlib.contextmanager
@@ -391,13 +407,14 @@ class Segment:
         """Returns the paths of the Parquet parts; their schema is FILES, or an older one without columns at the end."""
         return [self._reader.path(part.name) for part in self.parts if part.kind == PARQUET]
 
-    def file_batches(self, columns: list[str] | None = None) -> Iterator[Any]:
-        """Yields the file entries as record batches, in constant memory; columns missing from older parts are null."""
+    def file_batches(self, columns: list[str] | None = None, positions: Collection[int] | None = None) -> Iterator[Any]:
+        """Yields the file entries as record batches, in constant memory; columns missing from older parts are null.
+        positions: only row groups that may have entries of these."""
         schema = FILES if columns is None else pa.schema([field for field in FILES if field.name in columns])
         for part in self.parts:
             if part.kind == PARQUET:
                 with self._present():
-                    for batch in self._reader.batches(part.name, columns):
+                    for batch in self._reader.batches(part.name, columns, positions):
                         check_entries(batch, self._reader.path(part.name))
                         if batch.schema.equals(schema):
                             yield batch

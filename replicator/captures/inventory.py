@@ -192,6 +192,10 @@ class Inventory:
         ).fetchall()
         return TableContents(msgspec.json.decode(row[0], type=Table), *map(int, row[1:]))
 
+    def in_own_format(self) -> Iterator[ListedTable]:
+        """Yields the tables in a format other than Hive's, by name."""
+        yield from self._listed("f.format IS NOT NULL")
+
     def sizes(self) -> Iterator[tuple[ListedTable, int]]:
         """Yields every table with the bytes of its files. Reads every file entry."""
         sums = dict(self._db.execute("SELECT table_id, sum(size) FROM files GROUP BY table_id"))

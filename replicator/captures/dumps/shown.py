@@ -11,35 +11,33 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cmroot.log.captured import ADD, MARKER, segments
+from cmroot.log.captured import MARKER, segments
 from cmroot.log.segment import FILES
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written, name_of
 from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader, Keys
+from replicator.captures.dumps.table_moments import has_log, moment_of, objects_of, versions_at
 from replicator.captures.manifest import read_records
-from replicator.core.formats import FORMATS, format_of
-from replicator.core.model import Table
 from replicator.core.not_replicated import Report, table_of
 from replicator.core.option import LogMoment
 from replicator.errors import FormatError
 from replicator.metastore.events.record import ChangeRecord
 from replicator.metastore.events.scope import captured_databases
 
-_WITH_LOG = [each for each in FORMATS.values() if each.log]
-_LOGS = "|".join(rf"(^|/){each.log}/[^/]*$" for each in _WITH_LOG)  # the files of logs themselves
-
 
 @dataclass(frozen=True)
 class Shown(Report):
     """The content to display. `header`: the metadata of the dump or log; `records`, and `batches` of file entries, are
     read again on each call. `files`: True if `to_dict` includes the entries. `restores`: the records, each with the
-    arguments of `replicator restore` for its state; None: not known."""
+    arguments of `replicator restore` for its state; None: not known. `objects`: those of the records, and others that
+    tell the formats of tables; None: those of the records."""
 
     header: dict[str, Any]
     records: Callable[[], Iterator[ChangeRecord]]
     batches: Callable[[], Iterator[pa.RecordBatch]]
     files: bool = False
     restores: Callable[[], Iterator[tuple[ChangeRecord, list[str]]]] | None = None
+    objects: Callable[[], Iterator[object]] | None = None
 
     def rows(self) -> Iterator[tuple[ChangeRecord, list[str]]]:
         """Yields the records, each with the arguments of `replicator restore` for its state; [] if it cannot be
@@ -53,24 +51,11 @@ class Shown(Report):
 
     def moments(self) -> Callable[[ChangeRecord], str]:
         """Returns a function that gives the state of a record's table in the terms of its format: the snapshot of an
-        Iceberg table, the version of a Delta table; "" for other formats, and for a record that does not change it.
-        Reads the file entries if a record creates or alters a table with a log."""
-        versions = dict[int, int]()
-        has_logs = any(format_of(table).log for record in self.records() if (table := _table_of(record)))
-        for batch in self.batches() if has_logs else ():
-            rows = batch.filter(pc.match_substring_regex(batch["path"].cast(pa.string()), _LOGS))
-            for position, op, path in zip(
-                *(rows[name].to_pylist() for name in ("position", "op", "path")), strict=True
-            ):
-                found = [each.commit_version(path) for each in _WITH_LOG if op == ADD]
-                versions[position] = max([versions.get(position, -1), *(each for each in found if each is not None)])
-
-        def moment(record: ChangeRecord) -> str:
-            if versions.get(record.position, -1) >= 0:
-                return f"version {versions[record.position]}"
-            return state_of(record)
-
-        return moment
+        Iceberg table, the version of a Delta table, the write ids of a transactional one; "" for other formats, and for
+        a record that does not change it. Reads the file entries if a table has a log."""
+        objects = self.objects() if self.objects else objects_of(self.records())
+        versions = versions_at(self.batches()) if has_log(objects) else {}
+        return lambda record: moment_of(record, versions)
 
     def head(self) -> dict[str, Any]:
         """Returns the JSON object without its lists."""
@@ -99,16 +84,6 @@ class Shown(Report):
             for name, value in self.head().items()
         )
         return f"<table>{''.join(rows)}</table>"
-
-
-def state_of(record: ChangeRecord) -> str:
-    """Returns the state as far as the record itself has it; see `Shown.moments`."""
-    table = _table_of(record)
-    return format_of(table).moment(table) if table is not None else ""
-
-
-def _table_of(record: ChangeRecord) -> Table | None:
-    return next((each for each in record.change.objects if isinstance(each, Table)), None)
 
 
 @dataclass(frozen=True)
@@ -204,7 +179,12 @@ def _open_dump(place: str, keys: Keys | None, files: bool) -> Shown:
         reader.verify()
 
     header = {"what": "dump", "place": place, **msgspec.to_builtins(reader.metadata)}
-    return Shown(header, reader.records, reader.entries, files)
+
+    def objects() -> Iterator[object]:
+        yield from reader.tables()  # also those of which only files have changed
+        yield from objects_of(reader.records())
+
+    return Shown(header, reader.records, reader.entries, files, objects=objects)
 
 
 def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
@@ -230,4 +210,4 @@ def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
         "records": sum(segment.record_count for segment in log),
         "files": sum(segment.file_count for segment in log),
     }
-    return Shown(header, records, batches, files)
+    return Shown(header, records, batches, files, objects=lambda: objects_of(records()))

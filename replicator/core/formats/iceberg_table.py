@@ -92,9 +92,11 @@ class IcebergTable(_Iceberg):
                 yield f"{self.said}: {why}"
 
     def moment(self, table: Table) -> str:
-        """Returns the snapshot, or the metadata file if its catalog does not note that in the metastore."""
+        """Returns the metadata file, and the snapshot if its catalog has noted one in the metastore. Another catalog
+        may commit without a note, so the file counts."""
         snapshot = {key.lower(): value for key, value in table.parameters.items()}.get("current-snapshot-id", "")
-        return f"snapshot {snapshot}" if snapshot else self.pointer(table).rpartition("/")[2]
+        file = self.pointer(table).rpartition("/")[2]
+        return f"snapshot {snapshot} ({file})" if snapshot else file
 
     def tree_tops(self, table: Table) -> Sequence[str]:
         given = {key.lower(): value for key, value in table.parameters.items()}

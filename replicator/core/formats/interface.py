@@ -245,7 +245,7 @@ class TableFormat:
     table's location. lists_places: lines of its data files are paths of other tables' files; as-they-are copies these
     unchanged, too. rewrites: maintenance replaces files while rows remain. names_metadata: its metadata file is copied
     like others that metadata names (`core/named_files.py`). log: the directory of a log that may name files
-    of other tables by absolute paths.
+    of other tables by absolute paths. counted: the word for a number that `commit_version` returns.
 
     Metadata: removals: see `Removals`. switches_itself: readers see a load at once, wherever it puts files. write_ids:
     its tables need a metastore that has write ids."""
@@ -268,6 +268,7 @@ class TableFormat:
     reads_log: bool = False
     has_tree: bool = False
     log: str = ""
+    counted: str = "version"
     paths: str = ""
     everywhere: bool = False
     special: bool = False
@@ -334,6 +335,10 @@ class TableFormat:
     def commit_version(self, path: str) -> int | None:
         """Returns the version of the table that a file of its log makes; None for any other file."""
         return None
+
+    def commit_moment(self, version: int) -> str:
+        """Returns the state of a table whose newest commit makes a version, in the format's own terms."""
+        return f"{self.counted} {version}"
 
     def transactions(self, table: Table) -> str:
         """Returns FULL for a transactional table with row ids, INSERT_ONLY for one without, "" for any other."""

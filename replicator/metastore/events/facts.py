@@ -214,7 +214,8 @@ class SetWriteIds(OfTable, frozen=True, omit_defaults=True, tag_field="kind", ta
     written: tuple[Written, ...] = ()
 
     @property
-    def detail(self) -> str:
+    def moment(self) -> str:
+        """The state of the table in the terms of its format."""
         ids = self.ids
         return f"write ids to {ids.high}, {len(ids.open)} open, {len(ids.aborted)} aborted"
 
