@@ -323,6 +323,7 @@ def _plan_lines(plan: RestorePlan) -> Iterable[str]:
             ("states", _states(plan)),
             ("into", f"{plan.into} at {plan.location}"),
             ("tables", shortened(plan.tables)),
+            ("moments", _moments(plan)),
             ("partitions", shortened(plan.partitions)),
             ("replaced", shortened(plan.replaced)),
             ("dropped", shortened(plan.dropped)),
@@ -343,6 +344,7 @@ def _restored_lines(restored: Restored) -> Iterable[str]:
             ("states", _states(restored)),
             ("into", f"{restored.into} of {restored.target}"),
             ("tables", shortened(restored.tables)),
+            ("moments", _moments(restored)),
             ("partitions", shortened(restored.partitions)),
             ("dropped", shortened(restored.dropped)),
             ("copied", f"{count_text(restored.files_copied, 'file')}, {size_text(restored.bytes_copied)}"),
@@ -356,6 +358,10 @@ def _restored_lines(restored: Restored) -> Iterable[str]:
 
 def _moment(report: RestorePlan | Restored) -> str:
     return f"event {report.event} (position {report.position}, {report.time})"
+
+
+def _moments(report: RestorePlan | Restored) -> list[str]:
+    return shortened(f"{name}: {moment}" for name, moment in report.moments.items())
 
 
 def _states(report: RestorePlan | Restored) -> str | None:

@@ -20,6 +20,7 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, located, relative, tidied
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
 from replicator.captures.dumps.layout import DumpReader, Point
+from replicator.captures.dumps.table_moments import moments_of_dump
 from replicator.core.formats import format_of
 from replicator.core.model import Database
 from replicator.core.not_replicated import AS_THEY_ARE, SUPPORTED, FormatChoice, NotReplicated, Report
@@ -70,7 +71,8 @@ class RestorePlan(Report):
     of the restored objects the requested event or time covers, of which the last is restored, and `states_from`: the
     position of the first; `files`, `bytes`: of the
     state; files_from_...: their sources; `missing`: the first of `files_missing` files that exist nowhere. Of an
-    existing database, `replaced`: tables that the state has, too; `dropped`: those that it does not have."""
+    existing database, `replaced`: tables that the state has, too; `dropped`: those that it does not have; `moments`:
+    the state of each table in the terms of its format, without tables that are in Hive's layout."""
 
     status: str = field(default="planned", kw_only=True)
     db: str
@@ -99,6 +101,7 @@ class RestorePlan(Report):
     partitions: list[str] = field(default_factory=list)
     states: int = 1
     states_from: int = 0
+    moments: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class DecidedRestore:
     """A planned restore: the state of `db` as a dump, its destination, and the available bytes. `existing`: the
     target's database (None: to be created); `key`: identifies the restore, so that a killed one recognises its own
     database; `load`: the planned effects of the load; `warnings`: for the operator, before the restore; `covered`: the
-    states that were requested; `unread`: objects whose files no capture read."""
+    states that were requested; `unread`: objects whose files no capture read; `moments`: as of a RestorePlan."""
 
     db: str
     point: Point
@@ -123,6 +126,7 @@ class DecidedRestore:
     warnings: list[str]
     covered: CoveredStates
     unread: list[NotReplicated]
+    moments: dict[str, str]
 
     @property
     def dropped(self) -> list[str]:
@@ -160,6 +164,7 @@ class DecidedRestore:
             warnings=self.warnings,
             states=self.covered.number,
             states_from=self.covered.first,
+            moments=self.moments,
         )
 
 
@@ -229,6 +234,7 @@ def planned(
             warnings=_warnings(existing, key) + _given_up(plan),
             covered=covered(log, options.db, options.tables, point, options.to),
             unread=never_read(log, options.db, options.tables, point),
+            moments=moments_of_dump(reader),
         )
 
 

@@ -43,8 +43,8 @@ from replicator.replay.restore.recovery_points import events_at, moment_text
 
 @dataclass
 class Restored(CopyCounts):
-    """The result of a restore. `event`, `position`, `time`: the recovery point; `states`, `states_from`: as of a
-    RestorePlan; `partitions`: the restored ones, if
+    """The result of a restore. `event`, `position`, `time`: the recovery point; `states`, `states_from`, `moments`:
+    as of a RestorePlan; `partitions`: the restored ones, if
     only some were; `files`, `bytes`: of the state; `dropped`: tables of an existing database that the state did not
     have; `missing`: the first of `files_missing` files that exist nowhere; `not_replicated`: tables that were not
     restored, and objects that were restored without files, because no capture read them."""
@@ -69,6 +69,7 @@ class Restored(CopyCounts):
     warnings: list[str] = field(default_factory=list)
     states: int = 1
     states_from: int = 0
+    moments: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -103,6 +104,7 @@ def carry_out(plan: DecidedRestore, target: Metastore, runtime: Runtime) -> Rest
         warnings=plan.warnings + loaded.warnings,
         states=plan.covered.number,
         states_from=plan.covered.first,
+        moments=plan.moments,
         seconds=round(clocks.monotonic() - began, 3),
     )
     report.count(loaded)

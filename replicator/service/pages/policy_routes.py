@@ -15,6 +15,7 @@ from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 
 from cmroot.root import open_existing
+from replicator.captures.dumps.table_moments import TableMoment
 from replicator.commands.policies import history
 from replicator.core.policy import KEYS, Policy
 from replicator.errors import Error
@@ -29,6 +30,7 @@ from replicator.service.series import lag_peaks
 from replicator.service.web import api
 from replicator.service.web.actions import ApplyAsk, PlanAsk, body_of
 from replicator.service.web.endpoint import Asking
+from replicator.service.web.moment_queries import PointTables, last_moments, point_tables
 from replicator.service.web.policy_actions import (
     PLANNING,
     POLICY_ACTIONS,
@@ -55,6 +57,7 @@ PATIENCE = 5.0
 CHANGES = 500
 """Maximum changes of a plan on a page; the filter finds the others."""
 
+TABLES = 20  # tables on the page of a policy
 MOMENTS = 200
 """Maximum recovery points of a page; the API has all."""
 
@@ -140,12 +143,31 @@ async def points_of(request: Request, visitor: Visiting, policy: str) -> Restore
     return await asked(request, policy, lambda: restore_points(asking))
 
 
+async def tables_at(request: Request, visitor: Visiting, policy: str, at: str = "") -> PointTables | str | None:
+    """Returns the states of a policy's tables at a recovery point, or why they cannot be read; None if none is asked
+    for."""
+    view = api.policy(request, visitor.identity, policy)
+    serving = serving_of(request)
+    given = serving.config.policies[view.name]
+    asking = Asking(serving, visitor.identity, {"at": at}, given, seconds=PATIENCE)
+    return await asked(request, policy, lambda: point_tables(asking)) if at else None
+
+
+async def moments_of(request: Request, visitor: Visiting, policy: str) -> list[TableMoment] | str:
+    """Returns the states of the first tables of a policy as of its last capture, or why they cannot be read."""
+    require(visitor.identity, "viewer", policy)
+    if policy not in serving_of(request).config.policies:
+        return []
+    return await asked(request, policy, lambda: last_moments(serving_of(request), policy, TABLES + 1))
+
+
 @of_policies.get("/policies/{policy}")
 def one_policy(
     request: Request,
     visitor: Visiting,
     policy: str,
     remembered: Annotated[Remembered, Depends(remembered_of)],
+    tables: Annotated[list[TableMoment] | str, Depends(moments_of)],
     range: Range = "1d",
 ) -> Response:
     """Shows a policy's state, what to do about it, its lag, runs and configuration."""
@@ -177,6 +199,8 @@ def one_policy(
         "range": range,
         "runs": runs[:20],
         "missing": remembered.error,
+        "tables": [] if isinstance(tables, str) else tables[:TABLES],
+        "more_tables": len(tables) > TABLES,
         "job": next((each for each in jobs if each.syncs), None),
         "keys": _keys(serving.config.policies[policy]),
         "file": serving.config.looked_for,
@@ -200,9 +224,13 @@ def act(request: Request, visitor: Acting, fields: Fields, policy: str, action: 
 
 @of_policies.get("/policies/{policy}/restore-points")
 def moments(
-    request: Request, visitor: Visiting, policy: str, found: Annotated[RestorePoints | str, Depends(points_of)]
+    request: Request,
+    visitor: Visiting,
+    policy: str,
+    found: Annotated[RestorePoints | str, Depends(points_of)],
+    there: Annotated[PointTables | str | None, Depends(tables_at)],
 ) -> Response:
-    """Shows recovery points, newest first, each with its command."""
+    """Shows recovery points, newest first, each with its command; and the states of tables at one of them."""
     error = found if isinstance(found, str) else ""
     points = [] if isinstance(found, str) else found.points
     serving = serving_of(request)
@@ -213,6 +241,9 @@ def moments(
         "found": None if error else found,
         "points": points[:MOMENTS],
         "more": len(points) > MOMENTS,
+        "there": None if isinstance(there, str) else there,
+        "unknown": there if isinstance(there, str) else "",
+        "shown": MOMENTS,
         "db": values["db"],
     }
     return render(request, "restore_points.html", shown)

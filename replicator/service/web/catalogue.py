@@ -26,7 +26,7 @@ from replicator.policies.memory import ShownHistory
 from replicator.replay.restore.kept import KeptList, PinList
 from replicator.replay.restore.restore import FoundList
 from replicator.replay.restore.upkeep import ExpiryPlanned
-from replicator.service.web import policy_queries, removals, roots, table_list, upcoming_removals
+from replicator.service.web import moment_queries, policy_queries, removals, roots, table_list, upcoming_removals
 from replicator.service.web.endpoint import (
     Asking,
     Endpoint,
@@ -178,6 +178,17 @@ _OF_POLICIES = (
         of="policy",
         parameters=(_SINCE,),
         listed="points",
+    ),
+    Endpoint(
+        "policies/{policy}/restore-points/tables",
+        "State of each table at a recovery point in the terms of its format: version, snapshot, write ids.",
+        moment_queries.point_tables,
+        moment_queries.PointTables,
+        of="policy",
+        parameters=(Parameter("at", str, "@POSITION, an event id or a time.", ...),),
+        listed="tables",
+        seconds=SLOW,
+        instead="`replicator restore POLICY --db DB --to @POSITION --dry-run` has no time limit",
     ),
     Endpoint(
         "tables",

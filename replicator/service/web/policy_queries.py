@@ -312,12 +312,17 @@ class RestorePoints:
     points: list[RestorePoint]
 
 
-def restore_points(asking: Asking) -> RestorePoints:
-    policy, config, reverse = asking.policy, asking.serving.config, False
+def log_of_policy(asking: Asking) -> tuple[str, bool]:
+    """Returns the root of the side that is replicated now, and whether that is the policy's target."""
+    policy, reverse = asking.policy, False
     if has_root(policy.target_cmroot):
-        done = [run for run in history(policy.name, config=config).runs if run.status == "done"]
+        done = [run for run in history(policy.name, config=asking.serving.config).runs if run.status == "done"]
         reverse = bool(done) and done[0].reverse
-    place = policy.target_cmroot if reverse else policy.cmroot
+    return policy.target_cmroot if reverse else policy.cmroot, reverse
+
+
+def restore_points(asking: Asking) -> RestorePoints:
+    policy, (place, reverse) = asking.policy, log_of_policy(asking)
     if not has_root(place):
         return RestorePoints(policy.name, place, None, None, [])
     log = segments(open_existing(place).place)

@@ -7,14 +7,15 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
+from cmroot.log.captured import segments
 from cmroot.pins import seconds
 from cmroot.root import open_existing
-from replicator.captures.dumps.shown import state_of
+from replicator.captures.dumps.table_moments import has_log, log_versions_at, recorded_moment
 from replicator.commands.cm import cm_slots, configured_expiry
 from replicator.commands.guard import audit_ls
 from replicator.commands.policies import history
@@ -132,6 +133,7 @@ def expiry(asking: Asking) -> Any:
 
 ROWS = 100_000  # audit rows of one table
 RUNS = 1000  # newest runs of each policy
+_WRITING = ("create_table", "alter_table", "change_files")  # records with file entries of a table
 KINDS = ("record", "removal", "verification", "run", "dump", "hold")
 
 
@@ -139,8 +141,9 @@ KINDS = ("record", "removal", "verification", "run", "dump", "hold")
 class TimelineEntry:
     """An entry of a timeline. at: ISO 8601. kind: record (of the captured log; `what`: the change), removal (a row of
     the audit), verification, run (of a policy, that loaded something; not of this table alone), dump or hold (of the
-    root). event: of the source's log. by: the run, policy or user. text: for display. detail: as the command reports
-    it. restore: the arguments of `replicator restore` for the table's state at the entry (of a drop: before it); empty:
+    root). event: of the source's log. by: the run, policy or user. text: for display. moment: the state of the table in
+    the terms of its format, of a record that changes it; empty for Hive's layout. detail: as the command reports it.
+    restore: the arguments of `replicator restore` for the table's state at the entry (of a drop: before it); empty:
     it cannot be restored."""
 
     at: str
@@ -152,6 +155,7 @@ class TimelineEntry:
     text: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
     restore: list[str] = field(default_factory=list)
+    moment: str = ""
 
     @property
     def key(self) -> str:
@@ -174,14 +178,14 @@ def timeline(asking: Asking) -> Timeline:
     if not (db and dot and table):
         raise UsageError(f"{asking.values['table']!r} is not a table name", hint="write DB.TABLE")
     since, until, name = moment_of(asking, "since"), moment_of(asking, "until"), f"{db}.{table}"
-    deadline = time.monotonic() + asking.seconds
+    deadline, records = time.monotonic() + asking.seconds, _Records(asking.root.place)
     kinds, newest = asking.values["kind"], asking.values["order"] == "newest"
 
     def follows(key: str) -> bool:
         return not asking.after or (key < asking.after if newest else key > asking.after)
 
     def wanted() -> Iterator[TimelineEntry]:
-        for kind, source in _SOURCES.items():
+        for kind, source in (("record", records.entries), *_SOURCES.items()):
             if kinds in (None, kind):
                 for each in source(asking, db, table, since):
                     if time.monotonic() > deadline:
@@ -191,7 +195,7 @@ def timeline(asking: Asking) -> Timeline:
 
     first = heapq.nlargest if newest else heapq.nsmallest
     found = first(asking.limit + 1, wanted(), key=lambda each: each.key)
-    return Timeline(name, asking.root.place, found)
+    return Timeline(name, asking.root.place, records.with_versions(found))
 
 
 def key_of_entry(entry: dict[str, Any]) -> str:
@@ -202,20 +206,42 @@ def _within(at: str, since: float, until: float) -> bool:
     return (not since or at >= (iso(since) or "")) and (not until or at <= (iso(until) or ""))
 
 
-def _records(asking: Asking, db: str, table: str, since: float) -> Iterator[TimelineEntry]:
-    shown = show(asking.root.place, table=f"{db}.{table}", since=iso(since) if since else None)
-    for record, restore in shown.rows():
-        change = msgspec.to_builtins(record.change)
-        yield TimelineEntry(
-            at=iso(record.time) or "",
-            kind="record",
-            what=str(change.get("kind", "")),
-            id=f"{record.position:020}",
-            event=record.event,
-            text=" ".join(filter(None, [record.change.object, record.change.detail, state_of(record)])),
-            detail=change,
-            restore=restore[2:],  # without the root
-        )
+class _Records:
+    """The records of one table, each with its moment."""
+
+    def __init__(self, root: str) -> None:
+        self._root, self._has_log = root, False
+
+    def entries(self, asking: Asking, db: str, table: str, since: float) -> Iterator[TimelineEntry]:
+        """Yields the entries; the versions of a log are not read yet."""
+        for record, restore in show(self._root, table=f"{db}.{table}").rows():
+            self._has_log = self._has_log or has_log(record.change.objects)
+            if record.time < since:
+                continue
+            change = msgspec.to_builtins(record.change)
+            yield TimelineEntry(
+                at=iso(record.time) or "",
+                kind="record",
+                what=str(change.get("kind", "")),
+                id=f"{record.position:020}",
+                event=record.event,
+                text=" ".join(filter(None, [record.change.object, record.change.detail])),
+                detail=change,
+                restore=restore[2:],  # without the root
+                moment=recorded_moment(record.change),
+            )
+
+    def with_versions(self, entries: list[TimelineEntry]) -> list[TimelineEntry]:
+        """Returns the entries of a page with the versions of the table. Reads the file entries of their records, if the
+        table has ever had a log."""
+        positions = {int(each.id) for each in entries if each.kind == "record" and each.what in _WRITING}
+        if not (self._has_log and positions):
+            return entries
+        versions = log_versions_at(segments(self._root), positions)
+        return [
+            replace(each, moment=versions.get(int(each.id), each.moment)) if each.kind == "record" else each
+            for each in entries
+        ]
 
 
 def _removals(asking: Asking, db: str, table: str, since: float) -> Iterator[TimelineEntry]:
@@ -282,7 +308,6 @@ def _pins(kind: str) -> Any:
 
 
 _SOURCES = {
-    "record": _records,
     "removal": _removals,
     "verification": _verifications,
     "run": _runs,

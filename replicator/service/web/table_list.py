@@ -18,6 +18,7 @@ import msgspec
 
 from cmroot.log.captured import Segment, segments
 from cmroot.root import open_existing
+from replicator.captures.dumps.table_moments import known_moment
 from replicator.captures.inventory import Inventory, ListedTable, last_recorded, naming_damage
 from replicator.captures.manifest import manifest_path
 from replicator.core import formats
@@ -48,9 +49,10 @@ _READERS = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro", "sequencefile": 
 @dataclass(frozen=True)
 class TableView:
     """A table of a policy. table: "db.name"; db: its first part. format: as `state` one of the filter; stored: the
-    format of its files. state: on the target; reason: why it is not replicated, or its state not known. files, bytes,
-    changed (ISO 8601): as the last capture recorded them, None if unknown. replicated_until: the target has every
-    change until then; None: not known, or a part of it is not replicated or differs. verified: its last comparison."""
+    format of its files. state: on the target; reason: why it is not replicated, or its state not known. moment:
+    its version, snapshot or write ids, in the terms of its format; empty for Hive's layout. moment, files, bytes,
+    changed (ISO 8601): as the last capture recorded them, None if unknown. replicated_until: the target has all changes
+    until then; None: not known, or a part of it is not replicated or differs. verified: its last comparison."""
 
     table: str
     db: str
@@ -59,6 +61,7 @@ class TableView:
     stored: str
     state: TableState
     reason: str
+    moment: str
     files: int
     bytes: int
     changed: str | None
@@ -292,6 +295,11 @@ def _viewed(serving: Serving, who: Identity) -> list[_PolicyTables]:
     return [_PolicyTables.of(serving, serving.config.policies[each]) for each in names]
 
 
+def tables_of(serving: Serving, policy: str) -> _PolicyTables:
+    """Returns a policy's tables as last measured."""
+    return _PolicyTables.of(serving, serving.config.policies[policy])
+
+
 def policies_of(serving: Serving, who: Identity, table: str) -> list[str]:
     """Returns the policies that select a table, "db.name", of those that the user may view."""
     names = names_of(table)
@@ -329,6 +337,7 @@ class _Listing:
         try:
             with naming_damage(of.manifest):
                 contents = self._known.contents(each.id)
+                moment = known_moment(self._known, each.db, each.name)
         except (Error, OSError) as error:
             self._unknown[of.policy.name] = text_of(error)
             return None
@@ -343,6 +352,7 @@ class _Listing:
             else next((says for part, says in _READERS.items() if part in reader), ""),
             state=state[0],
             reason=state[1],
+            moment=moment,
             files=contents.files,
             bytes=contents.bytes,
             changed=iso(self._times.at(contents.changed)),
