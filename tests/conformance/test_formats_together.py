@@ -1,19 +1,26 @@
-"""A transactional, an Iceberg and a plain table in one database: a replica shows all of them at one moment."""
+"""Plain, Delta, Iceberg and transactional tables in one database: a replica shows them at one moment, and a name may
+change its format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import deltalake
 import pytest
 from acid_tables import AcidLab, acid_lab
+from command_line import command
 from hive_sql import HiveSql
 from iceberg_tables import catalog, make, replica, rows, shown
+from plain_tables import PlainDatabase
 from pool import Pool
 from waiting import repeating
 
+from cmroot.log.captured import segments
 from replicator.captures.write_ids import Transactions
 from replicator.core.formats import format_of
+from replicator.core.model import EXTERNAL
 
 
 @pytest.fixture
@@ -85,31 +92,48 @@ def test_a_name_whose_format_changes_in_one_range(acid: AcidLab) -> None:
         acid.make("x")
         acid.insert(2, name="x")
 
+    def delta() -> None:
+        db.table("x", kind=EXTERNAL)
+        db.alter("x", **{"spark.sql.sources.provider": "delta"})
+        deltalake.write_deltalake(str(db.home / "x"), rows(3))
+
     def dropped() -> None:
         db.drop("x")
 
-    kinds = {plain: "plain", iceberg: "iceberg", transactional: "acid"}
+    kinds = {plain: "plain", iceberg: "iceberg", transactional: "acid", delta: "delta"}
+
+    def is_last(side: PlainDatabase, uri: str, hive: Callable[..., list[list[str]]], step: Callable[[], None]) -> None:
+        """Readers of its format find its rows."""
+        there = side.metastore.table(side.name, "x")
+        place = urlsplit(str(there.location)).path
+        assert format_of(there).name == kinds[step]
+        if step is iceberg:
+            assert shown(catalog(uri).load_table(f"{side.name}.x")) == [1]
+        elif step is transactional:
+            assert hive(f"select id from {side.name}.x") == [["2"]]
+        elif step is delta:
+            assert deltalake.DeltaTable(place).to_pyarrow_table()["id"].to_pylist() == [3]
+        else:
+            assert [path.name for path in Path(place).iterdir()] == ["a"]
+
     plain()
     acid.replicate()
-    for steps in (
-        (iceberg,),
-        (transactional,),
-        (iceberg, plain),
-        (transactional, iceberg),
-        (plain, transactional),
-        (plain,),
-    ):
+    i, d, t, p = iceberg, delta, transactional, plain
+    each = [(step,) for step in (i, p, d, p, t, i, d, i, t, d, t, p)]  # from each format to each other
+    positions = dict[int, Callable[[], None]]()
+    for steps in (*each, (i, p), (d, t), (t, i), (i, d), (p, t), (t, d), (p,)):
         for step in steps:
             dropped()
             step()
         acid.replicate()
-        there = acid.target.metastore.table(acid.name, "x")
-        assert format_of(there).name == kinds[steps[-1]]
-        if steps[-1] is iceberg:
-            assert shown(replica(acid, "x")) == [1]
-        elif steps[-1] is transactional:
+        is_last(acid.target, acid.target_uri, acid.run_there, steps[-1])
+        if steps[-1] is transactional:
             acid.is_equal("x")
-            assert acid.ids("x") == [2]
-        else:
-            assert [path.name for path in (acid.target.home / "x").iterdir()] == ["a"]
         assert acid.verified().code == 0, steps
+        positions[segments(str(acid.cmroot))[-1].last] = steps[-1]
+    for position, step in positions.items():
+        into = f"{acid.name}_at_{position}"
+        arguments = ["--cmroot", str(acid.cmroot), "--db", acid.name, "--to", f"@{position}", "--into", into]
+        answer = command("restore", *arguments, "--target", acid.source_uri, "--engine", "local")
+        assert answer.code == 0, answer
+        is_last(PlainDatabase(db.metastore, into, db.home.parent), acid.source_uri, acid.run, step)

@@ -30,15 +30,23 @@ from replicator.core.formats.interface import (
     publish_in_order,
     with_log,
 )
+from replicator.core.model import Table
 
 LEADS_OUT = "a Delta table with a file by the path {}, which has a part `..`"
 COORDINATED = "a Delta table whose commits a catalog or another coordinator has: its log need not have the newest ones"
+PARTITIONED = (
+    "a Delta table with partitions in the metastore, as after CONVERT TO DELTA: captures list these, not its log and "
+    "its new ones; drop it there, and create it by its location"
+)
 _BELOW = f"/{LOG}/"
 
 
 @dataclass(frozen=True)
 class DeltaTable(TableFormat):
     """The format. Commits of other writers on a target are recognised by their bytes."""
+
+    def why_left_out(self, table: Table) -> str:
+        return PARTITIONED if table.is_partitioned else ""
 
     def log_problems(self, captured: Captured) -> Iterator[str]:
         for problem in captured.files(LOG).values():
