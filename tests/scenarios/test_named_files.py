@@ -159,6 +159,27 @@ def test_the_bytes_of_a_schema_are_kept_after_the_source_has_removed_it(fixture:
     fixture.roots_are_in_order(UNLEASED)
 
 
+def test_a_dump_with_data_has_the_files_that_metadata_names(fixture: Lab, tmp_path: Path) -> None:
+    """A complete one, and an increment that changes one of the files."""
+    db, file, code = fixture.source, tmp_path / "event.avsc", jar(tmp_path / "a.jar")
+    content = code.read_bytes()
+    file.write_text(schema("id"))
+    db.table("t", {"a": "1"})
+    name_schema(db, "t", f"file:{file}")
+    function(db, "f", ("JAR", f"file:{code}"))
+    assert fixture.dump("--with-data").code == 0
+    file.write_text(schema("id", "more"))
+    assert fixture.dump("--with-data", since=fixture.last).code == 0
+    file.unlink()
+    code.unlink()
+    with fixture.without_source():
+        for number, wanted in enumerate((schema("id"), schema("id", "more")), 1):
+            loaded = fixture.load(fixture.here / f"dump{number}")
+            assert loaded.code == 0, loaded.output
+            assert local(url_of(fixture.target, "t")).read_text() == wanted
+        assert resources(fixture.target, "f")["JAR"].read_bytes() == content
+
+
 def test_a_schema_whose_directory_is_away_stays_on_the_replica(fixture: Lab, tmp_path: Path) -> None:
     db, place = fixture.source, tmp_path / "mounted"
     place.mkdir()

@@ -154,7 +154,8 @@ def _sources(
     databases = {name: name for name in metadata.scope.databases}
     after, bootstrap = (0, True) if metadata.begin is None else (metadata.begin.position, False)
     squashed = squash(reader.records(), reader.tables(), bootstrap=bootstrap)
-    rules = Plan(metadata, Placement(databases, {}, {}, None), after, squashed).file_rules()
+    homes = {name: join(reader.place, name) for name in databases}  # of files that metadata names
+    rules = Plan(metadata, Placement(databases, {}, homes, None), after, squashed).file_rules()
     buckets = [Bucket(place, rules) for place, _ in reader.buckets()]
     return [*buckets, *((each.id, each.place) for each in chain if earlier is not None)]
 
