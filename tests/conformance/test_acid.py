@@ -22,8 +22,10 @@ from names import WORKER
 from pool import Pool
 from waiting import eventually, pause, repeating
 
-from replicator.core.formats.transactional_table import UNREPLAYED, TransactionalTable
+from replicator.core.formats.transactional_table import TRANSACTIONAL, UNREPLAYED, TransactionalTable
+from replicator.metastore.client import Metastore
 from replicator.metastore.embedded.running import Running
+from replicator.policies.drill import DrillSettings, QueryEngine, drill
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
 
@@ -473,6 +475,19 @@ def test_writes_that_are_not_yet_replicated_are_lag(acid: AcidLab) -> None:
     acid.insert(2)
     waiting = command(*config, "lag", acid.policy.name).output["tables"]
     assert [each["table"] for each in waiting] == [f"{acid.side}.t"]
+
+
+def test_a_drill_names_them(acid: AcidLab) -> None:
+    acid.of_policy()
+    acid.make()
+    acid.insert(1)
+    assert acid.sync().status == "synced"
+
+    def nobody(metastore: Metastore) -> QueryEngine:
+        raise AssertionError("no query was to be asked")
+
+    done = drill(acid.policy, acid.source.metastore, acid.target.metastore, nobody, DrillSettings(sample=0))
+    assert done.skipped == {f"{acid.side}.t": TRANSACTIONAL.no_shadow} and done.tables == 0
 
 
 def test_a_policy_turns_round_and_both_sides_write(acid: AcidLab) -> None:

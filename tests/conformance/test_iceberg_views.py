@@ -9,48 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from command_line import Answer, command
+from iceberg_views import make
 from lab import Lab
-from plain_tables import PlainDatabase
 
 from replicator.core.formats.iceberg_table import UNTRANSLATED_VIEW, IcebergView
 from replicator.core.formats.interface import POINTER
-from replicator.core.model import VIEW
 from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
-
-
-def make(db: PlainDatabase, sql: str, *, number: int = 0, location: Path | None = None, **more: Any) -> Path:
-    """View `v`, created or replaced as Iceberg does. Returns its metadata file."""
-    home = location or db.home / "v"
-    file = home / f"metadata/{number:05}-a.gz.metadata.json"
-    version = {
-        "version-id": 1,
-        "timestamp-ms": 1,
-        "schema-id": 0,
-        "summary": {},
-        "default-namespace": [db.name],
-        "representations": [{"type": "sql", "sql": sql, "dialect": "spark"}],
-    }
-    found = {"view-uuid": "u", "format-version": 1, "location": f"file:{home}", "current-version-id": 1, "schemas": []}
-    found |= {"versions": [version], "version-log": [], "properties": {}} | more
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(gzip.compress(json.dumps(found).encode()))
-    if not number:
-        (db.home / "v").mkdir(parents=True, exist_ok=True)  # the server asks for the directory
-        db.table("v", kind=VIEW, view_original=sql, view_expanded=sql)
-    view = db.metastore.table(db.name, "v")
-    assert view.storage
-    parameters = {**view.parameters, "table_type": "ICEBERG-VIEW", POINTER: f"file:{file}"}
-    if number:
-        parameters["previous_metadata_location"] = view.parameters[POINTER]
-    storage = msgspec.structs.replace(view.storage, location=f"file:{home}")
-    view = msgspec.structs.replace(view, parameters=parameters, storage=storage, view_original=sql, view_expanded=sql)
-    db.metastore.alter_table(db.name, "v", view)
-    return file
 
 
 def file_of(lab: Lab, db: str) -> Path:
