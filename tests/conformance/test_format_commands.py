@@ -162,19 +162,19 @@ def test_housekeeping_drops_an_expired_table_with_its_own_files_or_names_it(
     make(life.db, metastore.uri, 1, 2)
     life.db.alter(kind.name, **EXPIRED, **DROPS)
     found, _ = life.run(), life.run(40)
-    is_named = kind.column == "Iceberg tables"
+    is_named = kind.column in ("Hudi", "Iceberg tables")
     assert (kind.name in metastore.table_names(life.db.name)) == is_named
     others = [each for each in KINDS if each is not kind and not (kind.name == "plain" and each.name == "links")]
     assert {each.name: each.rows(life.db, metastore.uri) for each in others} == {each.name: [1, 2] for each in others}
     if is_named:
         assert kind.rows(life.db, metastore.uri) == [1, 2]
-        assert len(found.invalid) == 1 and "an Iceberg table" in found.invalid[0], found
+        assert len(found.invalid) == 1 and f"{kind.column.partition(' ')[0]} table" in found.invalid[0], found
     else:
         left = life.db.home / kind.name
         assert not left.exists() or not [path for path in left.rglob("*") if path.is_file()]
 
 
-def test_retention_removes_a_symlink_tables_own_files_and_names_views(
+def test_retention_removes_a_symlink_tables_own_files_and_names_others(
     metastore: ThriftMetastore, tmp_path: Path
 ) -> None:
     db, root = PlainDatabase(metastore, unique("kept"), tmp_path / "warehouse"), create_or_open(str(tmp_path / "cm"))
@@ -187,25 +187,27 @@ def test_retention_removes_a_symlink_tables_own_files_and_names_views(
     old = msgspec.structs.replace(storage, location=f"file:{db.home}/dated/{key}={day}")
     metastore.add_partitions(db.name, "dated", [Partition(values=(day,), storage=old)])
     job = tmp_path / "job.conf"
-    job.write_text(f"{examples.HIVE}hive.dataset.whitelist = {db.name}.dated|seen\n")
+    job.write_text(f"{examples.HIVE}hive.dataset.whitelist = {db.name}.dated|seen|hudi\n")
     arguments = ["--metastore", metastore.uri, "--cmroot", root.place]
     done = command("retention", "run", str(job), *arguments, "--set", "gobblin.retention.hive.shouldDeleteData=true")
-    assert (done.code, [each["what"] for each in done.output["failed"]]) == (3, [f"{db.name}.seen"]), done.output
+    named = sorted(each["what"] for each in done.output["failed"])
+    assert (done.code, named) == (3, [f"{db.name}.hudi", f"{db.name}.seen"]), done.output
     assert (done.output["dropped"], done.output["removed"]) == (1, 1), done.output
     assert list((db.home / "dated").rglob("link")) == []
     have(db, metastore.uri, 1, 2)
 
 
-def test_a_purge_names_symlink_tables_and_views(warehouse: Warehouse) -> None:
+def test_a_purge_names_tables_that_it_leaves(warehouse: Warehouse) -> None:
     db = PlainDatabase(warehouse.metastore, unique("purged"), Path(warehouse.running.warehouse))
     db.create()
     for kind in KINDS:
-        if kind.name in ("plain", "seen", "links"):
+        if kind.name in ("plain", "hudi", "seen", "links"):
             kind.make(db, warehouse.running.uri)
             kind.write(db, warehouse.running.uri, 1)
             db.alter(kind.name, **{"dataset.descriptor": '{"privacy": {"column": "a"}}'})
     done = warehouse.purge(warehouse.root("purged"), warehouse.ids, f"{db.name}.*")
     reasons = {each["table"].partition(".")[2]: each["reason"] for each in done.gaps}
-    assert reasons.keys() == {"links", "seen"}, reasons
+    assert reasons.keys() == {"hudi", "links", "seen"}, reasons
+    assert "its own log determines its files" in reasons["hudi"]
     assert "erase them there" in reasons["links"] and "no data of its own" in reasons["seen"]
     assert (db.home / "links/link-1").read_text() == f"file:{db.home}/plain/part-1\n"

@@ -13,6 +13,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 import deltalake
+import hudi_tables
 import iceberg_views
 import msgspec
 import pyarrow as pa
@@ -78,6 +79,24 @@ class Delta(Kind):
         return sorted(deltalake.DeltaTable(str(self.place(db))).to_pyarrow_table()["id"].to_pylist())
 
 
+class Hudi(Kind):
+    column, name = "Hudi", "hudi"
+
+    def make(self, db: PlainDatabase, uri: str) -> None:
+        place = db.home / self.name
+        place.mkdir(parents=True)
+        parameters = {"EXTERNAL": "TRUE", "spark.sql.sources.provider": "hudi"}
+        storage = hudi_tables.storage("cow", place)
+        table = Table(db=db.name, name=self.name, kind=EXTERNAL, parameters=parameters, storage=storage)
+        db.metastore.create_table(table)
+
+    def write(self, db: PlainDatabase, uri: str, number: int) -> None:
+        hudi_tables.append(self.place(db), number)
+
+    def rows(self, db: PlainDatabase, uri: str) -> list[int]:
+        return hudi_tables.ids(self.place(db))
+
+
 class Iceberg(Kind):
     column, name = "Iceberg tables", "ice"
 
@@ -136,4 +155,4 @@ class Symlink(Kind):
         return sorted(int(Path(re.sub("^file:(//)?", "", line)).read_text()) for line in lines)
 
 
-KINDS: tuple[Kind, ...] = (Plain(), Delta(), Iceberg(), View(), Symlink())
+KINDS: tuple[Kind, ...] = (Plain(), Delta(), Hudi(), Iceberg(), View(), Symlink())

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import tarfile
+import uuid
 from pathlib import Path
 
 from plain_tables import PlainDatabase, located
@@ -93,6 +95,57 @@ def read(place: object) -> list[tuple[int, str, str]]:
     found = pa.Table.from_batches(HudiTableBuilder.from_base_uri(str(place)).build().read())
     return sorted((row["id"], row["name"], row["d"]) for row in found.select(["id", "name", "d"]).to_pylist())
 
+
+def append(place: Path, id: int) -> None:
+    """A commit of one row, as a writer of table version 6 leaves it in a table without partitions; the first one makes
+    the table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    home, time = place / ".hoodie", f"20260101{id:09}"
+    if not (home / "hoodie.properties").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "hoodie.properties").write_text("".join(f"{key}={value}\n" for key, value in PROPERTIES.items()))
+    group = f"{uuid.uuid5(uuid.NAMESPACE_URL, time)}-0"
+    name = f"{group}_0-0-0_{time}.parquet"
+    (home / f"{time}.commit.requested").write_bytes(b"")
+    (home / f"{time}.inflight").write_bytes(b"")
+    own = {f"_hoodie_{key}": [value] for key, value in OWN.items()}
+    own |= {"_hoodie_commit_time": [time], "_hoodie_record_key": [str(id)], "_hoodie_file_name": [name]}
+    pq.write_table(pa.table({**own, "id": pa.array([id], pa.int32())}), place / name)
+    stat = {"fileId": group, "path": name, "prevCommit": "null", "numWrites": 1, "numInserts": 1, "partitionPath": ""}
+    stat |= {"fileSizeInBytes": (place / name).stat().st_size, "totalWriteBytes": (place / name).stat().st_size}
+    commit = {
+        "partitionToWriteStats": {"": [stat]},
+        "compacted": False,
+        "extraMetadata": {"schema": json.dumps(SCHEMA)},
+        "operationType": "INSERT",
+    }
+    aside = home / f".{time}"
+    aside.write_text(json.dumps(commit))
+    aside.rename(home / f"{time}.commit")
+
+
+def ids(place: object) -> list[int]:
+    """The ids of a table, by hudi-rs."""
+    import pyarrow as pa
+    from hudi import HudiTableBuilder
+
+    found = pa.Table.from_batches(HudiTableBuilder.from_base_uri(str(place)).build().read())
+    return sorted(found["id"].to_pylist())
+
+
+OWN = {"commit_seqno": "0", "partition_path": ""}
+PROPERTIES = {
+    "hoodie.table.name": "hudi",
+    "hoodie.table.type": "COPY_ON_WRITE",
+    "hoodie.table.version": "6",
+    "hoodie.timeline.layout.version": "1",
+    "hoodie.table.recordkey.fields": "id",
+    "hoodie.table.base.file.format": "PARQUET",
+    "hoodie.table.metadata.partitions": "",
+}
+SCHEMA = {"type": "record", "name": "hudi", "fields": [{"name": "id", "type": ["null", "int"], "default": None}]}
 
 # ---- making the archives ---------------------------------------------------------------------------------------------
 
