@@ -363,6 +363,22 @@ def hive_settings(
     }
 
 
+@contextlib.contextmanager
+def settings(session: Any, values: Mapping[str, str]) -> Iterator[None]:
+    """Changes Spark's settings temporarily, because the session may belong to a caller."""
+    before = {key: session.conf.get(key, None) for key in values}
+    for key, value in values.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, value)
+
+
 def planned(session: Any, plan: Any) -> Any:
     """Returns a DataFrame of a logical plan (a Java object)."""
     from pyspark.sql import DataFrame

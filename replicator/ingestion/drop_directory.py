@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from cmroot.store.local import Child
-from cmroot.store.place import Place, join, located, name_of
+from cmroot.store.place import Place, hadoop_place, join, located, name_of
 from replicator.core.source_config import SourceConfig
 from replicator.core.text import SETTINGS, parse_duration, quoted_name, quoted_text
 from replicator.errors import ConfigError, Error, SourceMissing, SourceRefused
@@ -34,7 +34,6 @@ from replicator.ingestion.file_description import (
     types_of,
 )
 from replicator.ingestion.reading.source_errors import give_drivers
-from replicator.lifecycle.purge.ids import hadoop_place
 from replicator.metastore.embedded.distributions import Artifact, fetch
 from replicator.metastore.java import cache_directory, find_java
 

@@ -1,6 +1,7 @@
-"""A purge command that dies at a step of an Iceberg table: `killed_purge.py STEP before|after|halfway ARGUMENTS`. The
-step is a method of `Lake`; an expiry that dies halfway has committed, and deleted no file. `killed_purge.py STEP ID
-ARGUMENTS` dies nowhere: another writer adds two rows before the step, one with this id."""
+"""A purge command that dies at a step of a table's own commits: `killed_purge.py STEP before|after|halfway ARGUMENTS`.
+The step is a method of `IcebergLake` or, if STEP begins with `delta:`, of `DeltaLake`; an expiry of Iceberg that dies
+halfway has committed, and deleted no file. `killed_purge.py STEP ID ARGUMENTS` dies nowhere: another writer adds two
+rows before the step, one with this id."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any
 
 from replicator.cli.main import main
 from replicator.core.text import quoted_name
-from replicator.lifecycle.purge.iceberg_purge import Lake
+from replicator.lifecycle.purge.iceberg_purge import IcebergLake
 
 
 def dying(step: str, when: str) -> Any:
-    own = getattr(Lake, step)
+    own = getattr(IcebergLake, step)
 
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
         if when == "halfway":
@@ -31,7 +32,7 @@ def dying(step: str, when: str) -> Any:
 
 
 def meeting(step: str, id_: str) -> Any:
-    own, met = getattr(Lake, step), list[str]()
+    own, met = getattr(IcebergLake, step), list[str]()
 
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
         if not met:
@@ -46,6 +47,6 @@ def meeting(step: str, id_: str) -> Any:
 if __name__ == "__main__":
     name, moment = sys.argv[1:3]
     kills = moment in ("before", "after", "halfway")
-    setattr(Lake, name, dying(name, moment) if kills else meeting(name, moment))
+    setattr(IcebergLake, name, dying(name, moment) if kills else meeting(name, moment))
     sys.argv[1:] = sys.argv[3:]
     main()

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from replicator.lifecycle.purge.iceberg_search import Entry, Keys, SearchTask, Tree, field_of, run_search_task
+from replicator.lifecycle.purge.iceberg_search import Entry, Keys, Tree, field_of
+from replicator.lifecycle.purge.lake_search import SearchTask, run_search_task
 
 WHO, HOME, OTHER = 2, 7, 9
 SCHEMA: dict[str, Any] = {
@@ -32,7 +33,7 @@ def task(path: Path | str, keys: pa.Array, ids: int = WHO, form: str = "PARQUET"
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([("key", keys.type)])) as writer:
         writer.write_batch(pa.record_batch([keys], names=["key"]))
-    return SearchTask(((str(path), form),), ids, frozenset({WHO, 3, HOME}), sink.getvalue().to_pybytes())
+    return SearchTask(((str(path), form),), (ids,), frozenset({WHO, 3, HOME}), sink.getvalue().to_pybytes())
 
 
 def write(path: Path, columns: dict[str, tuple[int, list[Any], pa.DataType]]) -> Path:

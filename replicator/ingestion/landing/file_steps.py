@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place, join, name_of
+from cmroot.store.place import Place, hadoop_place, join, name_of
 from replicator.core.model import Column, Partition, Table
 from replicator.core.text import quoted_name, quoted_text
 from replicator.errors import CommitOutcomeUnknown, ObjectExists, ObjectNotFound, TypeRefused
@@ -59,7 +59,6 @@ from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken,
 from replicator.ingestion.reading.figures import Figures
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import ForeignKey, SourceColumn, SourceTable
-from replicator.lifecycle.purge.ids import hadoop_place
 from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
 

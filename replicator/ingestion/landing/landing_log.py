@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.store.hdfs import BY_RPC, SCHEMES
-from cmroot.store.place import Place, give_rights, inherit, join, name_of
+from cmroot.store.place import Place, give_rights, hadoop_place, inherit, join, name_of
 from cmroot.store.spelling import scheme
 from replicator.core.engine import AutoEngine
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
@@ -28,7 +28,6 @@ from replicator.errors import Error, ObjectExists, ObjectNotFound, UsageError
 from replicator.ingestion.ingestion_request import Asset, Claimed, Format, PartRequest, Request, places_of
 from replicator.ingestion.landing.landing_schema import PREFIX, RowsRefused, landed_columns, marked, stored_as
 from replicator.ingestion.landing.publishing import Landed, columns_of, landing_of
-from replicator.lifecycle.purge.ids import hadoop_place
 from replicator.metastore.client import Metastore
 
 # ---- landing work ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place, parent
+from cmroot.store.place import Place, hadoop_place, parent
 from replicator.core.model import Column, Table
 from replicator.core.text import parse_duration, quoted_name, quoted_text
 from replicator.ingestion.drop_directory import DAY
@@ -80,7 +80,6 @@ from replicator.ingestion.reading.request_selection import check_selection, sele
 from replicator.ingestion.reading.source import SourceDatabase, opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
-from replicator.lifecycle.purge.ids import hadoop_place
 
 SETTLED = 900.0
 """Seconds for which the applied list of erased data subjects is recent enough to publish."""

@@ -47,7 +47,7 @@ from replicator.lifecycle.purge.backups import (
     rows_in,
 )
 from replicator.lifecycle.purge.file_names import add_again
-from replicator.lifecycle.purge.iceberg_search import is_iceberg
+from replicator.lifecycle.purge.lakes import why_no_backup
 from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
 from replicator.lifecycle.purge.replacing import brought_back, put_back, rows_of
 from replicator.lifecycle.purge.rewrite.rewrite_task import FileWork, carry
@@ -108,8 +108,7 @@ def restore_backup(
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
     with suppress(ObjectNotFound):
-        if not known and is_iceberg(metastore.table(db, name)):
-            why = "an Iceberg table has no backup: its purge expires the snapshots with the rows"
+        if not known and (why := why_no_backup(metastore.table(db, name))):
             raise Refused(
                 f"{table}: {why}", hint="`replicator restore` shows a past state, while `$cmroot` has its files"
             )

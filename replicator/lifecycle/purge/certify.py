@@ -43,9 +43,8 @@ from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.certificate_file import Certificate, Holding, Sought, erased_contents, older_contents
 from replicator.lifecycle.purge.file_columns import look_at_all
 from replicator.lifecycle.purge.file_names import NamedIds, refuse_on_nodes
-from replicator.lifecycle.purge.iceberg_purge import rows_left
-from replicator.lifecycle.purge.iceberg_search import is_iceberg
 from replicator.lifecycle.purge.ids import Ids, LossyIds, ids_of
+from replicator.lifecycle.purge.lakes import is_lake, rows_left
 from replicator.lifecycle.purge.options import (
     CertifyOptions,
     Onboarded,
@@ -239,7 +238,7 @@ def _rows_left(
     """Returns how many rows have an id, as text, "" for none, and the gaps of the search."""
     parts = list(parts_of(metastore, table.table))
     try:
-        if is_iceberg(table.table):
+        if is_lake(table.table):
             return rows_left(metastore, ids, table, engines)
         refuse_on_nodes(table, parts)
     except (LossyIds, Unsupported) as error:

@@ -11,42 +11,25 @@ import struct
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
 from cmroot.keep.journal import files_at
 from cmroot.store import iceberg
-from cmroot.store.checksum import checksum_at
 from cmroot.store.place import join, located, name_of, normal
-from replicator.core.engine import AutoEngine
-from replicator.core.formats import format_of, pointer_of
-from replicator.core.formats.iceberg_table import ICEBERG
-from replicator.core.grouping import batched
-from replicator.core.model import Table
-from replicator.errors import Error
-from replicator.lifecycle.purge.ids import FEW, Ids, keys_of
-from replicator.lifecycle.purge.options import Onboarded, PurgeGap
+from replicator.core.formats import pointer_of
+from replicator.lifecycle.purge.lake_search import Finder, Held, SearchTask, Unsearchable, arrow_type, task_for
 from replicator.metastore.client import MetastoreReader
 
 MAIN = "main"
 """The branch that readers see."""
-FILES = 50
-"""The number of files that one task searches."""
 TRUNCATED = 16
 """The length from which bounds of texts are taken for truncated ones."""
 _REMOVED = 2  # `status` of an entry
-_RESERVED = 2147483447  # ids from here on are those of the specification's own columns (Table Spec, Reserved Field IDs)
-
-
-def is_iceberg(table: Table) -> bool:
-    return format_of(table) is ICEBERG
 
 
 # ---- the tree --------------------------------------------------------------------------------------------------------
@@ -189,124 +172,12 @@ def _nodes(node: Any) -> Iterator[dict[str, Any]]:
 _IDS = ("id", "element-id", "key-id", "value-id")
 
 
-# ---- the files -------------------------------------------------------------------------------------------------------
-
-
-class SearchTask(msgspec.Struct, frozen=True):
-    """Files (path, format) to search. ids: the field's id; known: those of the table's fields; keys: the ids, as a
-    stream of Arrow with one column."""
-
-    files: tuple[tuple[str, str], ...]
-    ids: int
-    known: frozenset[int]
-    keys: bytes
-
-
-class Held(msgspec.Struct, frozen=True):
-    """A file that was searched. rows: with an id; keys: these ids, each once; checksum, size: of a file with such rows.
-    why: the reason why it, or a column of it, was not searched; "" if all was."""
-
-    path: str
-    rows: int = 0
-    keys: tuple[Any, ...] = ()
-    checksum: str = ""
-    size: int = 0
-    why: str = ""
-    is_missing: bool = False
-
-
-def run_search_task(task: SearchTask) -> list[Held]:
-    """Searches files. A file that was removed concurrently is marked as missing. May run twice."""
-    keys = pa.ipc.open_stream(task.keys).read_all()["key"].combine_chunks()
-    return [_searched(path, form, task, keys) for path, form in task.files]
-
-
-def _searched(path: str, form: str, task: SearchTask, keys: pa.Array) -> Held:
-    if form == "PUFFIN":
-        return Held(path)  # positions of rows
-    if form != "PARQUET":
-        return Held(path, why=f"it is in {form}: only Parquet is searched")
-    try:
-        with located(path).open_read() as source:
-            rows, found, why = _rows_of(pq.ParquetFile(source), task, keys)
-        if not rows:
-            return Held(path, why=why)
-        checksum, size = checksum_at(normal(path))
-    except FileNotFoundError:
-        return Held(path, is_missing=True)
-    except (pa.ArrowException, Error, OSError, ValueError) as error:
-        return Held(path, why=f"it cannot be read: {getattr(error, 'message', '') or error}")
-    return Held(path, rows, tuple(found), checksum, size, why)
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """A column of a Parquet file. steps: indices from the top; None: below a list or map."""
-
-    number: int | None
-    name: str
-    steps: tuple[int, ...] | None
-    type: pa.DataType
-
-
-def _leaves(field: pa.Field, steps: tuple[int, ...] | None, name: str) -> Iterator[_Leaf]:
-    type_ = field.type
-    if pa.types.is_struct(type_):
-        for index in range(type_.num_fields):
-            child = type_.field(index)
-            yield from _leaves(child, None if steps is None else (*steps, index), f"{name}.{child.name}")
-    elif pa.types.is_map(type_):
-        for child in (type_.key_field, type_.item_field):
-            yield from _leaves(child, None, f"{name}.{child.name}")
-    elif pa.types.is_nested(type_):
-        yield from _leaves(type_.value_field, None, f"{name}.{type_.value_field.name}")
-    else:
-        number = (field.metadata or {}).get(b"PARQUET:field_id")
-        yield _Leaf(int(number) if number else None, name, steps, type_)
-
-
-def _rows_of(file: pq.ParquetFile, task: SearchTask, keys: pa.Array) -> tuple[int, list[Any], str]:
-    """Returns the number of rows with an id, these ids, and why columns were not searched."""
-    schema, rows, found, whys = file.schema_arrow, 0, pa.array([], keys.type), list[str]()
-    leaves = [leaf for index, top in enumerate(schema) for leaf in _leaves(top, (index,), top.name)]
-    if any(leaf.number is None for leaf in leaves):
-        return 0, [], "its columns have no ids of Iceberg, as those of files that `add_files` and `migrate` bring"
-    unknown = [each for each in leaves if each.number not in task.known and (each.number or 0) < _RESERVED]
-    for leaf in (*(each for each in leaves if each.number == task.ids), *unknown):
-        is_own = leaf.number == task.ids
-        if leaf.steps is None:
-            whys.append(f"the column {leaf.name} of it, which the table does not have")
-            continue
-        values_of = keys if is_own else keys.cast(pa.string())
-        top, *below = leaf.steps
-        for batch in file.iter_batches(columns=[schema.field(top).name]):
-            values = batch.column(schema.field(top).name)
-            for step in below:
-                values = pc.struct_field(values, step)
-            values = values.drop_null().cast(values_of.type)
-            same = values.filter(pc.is_in(values, value_set=values_of))
-            if len(same) and not is_own:
-                whys.append(f"the column {leaf.name} of it, which the table does not have, holds ids")
-                break
-            if len(same):
-                rows += len(same)
-                found = pa.concat_arrays([found, same]).unique()
-    return rows, found.to_pylist(), "; ".join(whys)
-
-
 # ---- one table -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Finder:
-    """The search of one table. Files never change, so each is searched once, however often its tree is read."""
-
-    table: Onboarded
-    ids: Ids
-    engines: AutoEngine
-    type: str = ""
-    searched: dict[str, Held] = field(default_factory=dict)
-    gaps: list[PurgeGap] = field(default_factory=list)
+class IcebergFinder(Finder):
+    """The search of one table's present tree."""
 
     def look(self, metastore: MetastoreReader) -> tuple[Tree, dict[str, Held]]:
         """Reads the table's present tree and searches the files that it names, and those below its locations that it
@@ -321,7 +192,7 @@ class Finder:
             tree = read_tree(pointer, self.table.field)
             task = self._task(tree)
             live = tree.live()
-            found = self._search({path: each.format for path, each in live.items()}, task)
+            found = self.search({path: each.format for path, each in live.items()}, task)
             found |= {
                 each.path: Held(each.path)
                 for entries in tree.entries.values()
@@ -337,71 +208,40 @@ class Finder:
         """Returns the search, without files."""
         metadata, name = tree.metadata, ".".join(self.table.field)
         known = field_of(metadata, self.table.field)
-        type_ = _arrow_type(known[1]) if known else None
+        type_ = arrow_type(known[1]) if known else None
         if known is None or type_ is None:
             raise Unsearchable(f"{name} is {f'a {known[1]}' if known else 'not in its schema'}")
-        if self.table.match:
-            raise Unsearchable("ids.match is not supported for Iceberg tables: ids are compared exactly")
-        if self.ids.count > FEW:
-            raise Unsearchable(f"an Iceberg table is searched for at most {FEW:,} ids: divide them into several runs")
-        frame, _, lossy = keys_of(self.ids, self.table)
-        self.type = frame.schema.fields[0].dataType.simpleString()
-        keys = pa.array([row[0] for row in frame.collect()], type_)
+        keys = self.values(type_, "Iceberg tables")
         self._keys = Keys(keys)
-        if lossy:
-            self.gaps.append(PurgeGap(self.table.name, f"{lossy}, the type of {name}: no row was searched for them"))
         specs = [each for spec in metadata.get("partition-specs") or () for each in spec["fields"]]
         if any(
             each["source-id"] == known[0] and not each["transform"].startswith(("bucket", "void")) for each in specs
         ):
-            why = f"it is or was partitioned by {name}: names of directories may be ids, and are not searched"
-            self.gaps.append(PurgeGap(self.table.name, why))
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, pa.schema([("key", type_)])) as writer:
-            writer.write_batch(pa.record_batch([keys], names=["key"]))
+            self.gap(f"it is or was partitioned by {name}: names of directories may be ids, and are not searched")
         nodes = list(_nodes(_schema(metadata)))
         if any(each.get("id") == known[0] and each.get("initial-default") is not None for each in nodes):
-            why = f"files without {name} show its initial default, which is not compared with the ids"
-            self.gaps.append(PurgeGap(self.table.name, why))
+            self.gap(f"files without {name} show its initial default, which is not compared with the ids")
         own = frozenset(node[key] for node in nodes for key in _IDS if key in node)
-        return SearchTask((), known[0], own, sink.getvalue().to_pybytes())
-
-    def _search(self, files: Mapping[str, str], task: SearchTask) -> dict[str, Held]:
-        """Returns those of the files (path to format) with ids; adds those that were not searched to the gaps."""
-        left = sorted((path, form) for path, form in files.items() if path not in self.searched)
-        tasks = (msgspec.structs.replace(task, files=tuple(some)) for some in batched(left, FILES))
-        for several in self.engines.for_work(len(left)).run(run_search_task, tasks) if left else ():
-            self.searched |= {each.path: each for each in several}
-        known = [self.searched[path] for path in files]
-        unread = [each for each in known if each.why or each.is_missing]
-        reasons: dict[str, list[str]] = {}
-        for each in unread:
-            reasons.setdefault(each.why or "it is missing", []).append(each.path)
-        for why, paths in reasons.items():
-            more = f", and {len(paths) - 1:,} more such files" if len(paths) > 1 else ""
-            self.gaps.append(PurgeGap(self.table.name, f"not searched: {paths[0]}: {why}{more}"))
-        return {each.path: each for each in known if each.rows}
+        return task_for((known[0],), own, keys)
 
     def _look_outside(self, tree: Tree, task: SearchTask) -> None:
         """Searches files below the table's locations that no snapshot names, such as those of failed commits."""
         named, others, bounds = tree.named(), dict[str, str](), list[str]()
+        ids = next(each for each in task.ids if isinstance(each, int))
         for place in iceberg.locations_of(tree.pointer, _bytes_of(tree.pointer)):
             for name, state in files_at(normal(place)):
                 path, last = normal(join(place, name)), name_of(name)
                 is_other = not (iceberg.is_metadata(last) or last == "version-hint.text" or last.endswith(".crc"))
                 if path in named or not is_other or not state.size:
                     continue
-                if (entries := _entries_of(path, task.ids)) is not None:
+                if (entries := _entries_of(path, ids)) is not None:
                     bounds += [path] if any(self._keys.has(bound) for each in entries for bound in each.bounds) else []
                 else:
                     others[path] = "PARQUET" if last.endswith(".parquet") else "another format"
         for path in bounds:
-            self.gaps.append(
-                PurgeGap(self.table.name, f"bounds with ids in {path}, which no snapshot names: {_REMOVE}")
-            )
-        for path, held in self._search(others, task).items():
-            why = f"{held.rows:,} rows with ids in {path}, which no snapshot names: {_REMOVE}"
-            self.gaps.append(PurgeGap(self.table.name, why))
+            self.gap(f"bounds with ids in {path}, which no snapshot names: {_REMOVE}")
+        for path, held in self.search(others, task).items():
+            self.gap(f"{held.rows:,} rows with ids in {path}, which no snapshot names: {_REMOVE}")
 
 
 _REMOVE = "remove it by `remove_orphan_files`"
@@ -415,20 +255,6 @@ def _entries_of(path: str, ids: int) -> tuple[Entry, ...] | None:
             kind = iceberg.kind_of(f"{iceberg.DIRECTORY}/{name_of(path)}", data)
             return tuple(_entry(each, ids) for each in iceberg.entries(path, data)) if kind == "manifest" else ()
     return None
-
-
-class Unsearchable(Exception):
-    """Raised for a table that is not searched; the message says why."""
-
-
-def _arrow_type(type_: str) -> pa.DataType | None:
-    """Returns the Arrow type of values of an Iceberg type, or None for one whose values are not compared."""
-    if type_ in ("int", "long"):
-        return pa.int64()
-    if type_.startswith("decimal("):
-        precision, scale = (int(each) for each in type_[8:-1].split(","))
-        return pa.decimal128(precision, scale)
-    return {"string": pa.string(), "date": pa.date32()}.get(type_)
 
 
 class Keys:

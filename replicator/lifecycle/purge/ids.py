@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Error, FormatError
 from cmroot.store.blocks import Input, Unsupported
-from cmroot.store.place import Place, is_local, join, local_path, located
+from cmroot.store.place import Place, hadoop_place, join, located
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Storage, Table
 from replicator.core.text import SETTINGS, quoted_name, scalar_type
@@ -183,15 +183,6 @@ def _view(session: Any, ids: Any, count: int | None = None) -> Ids:
         raise Refused(f"the ids cannot be compared: {error}", hint="name a column of a scalar type in --ids") from error
     ids.createOrReplaceTempView(VIEW)
     return Ids(session, count, type_)
-
-
-def hadoop_place(place: str) -> str:
-    """Returns a path in Hadoop's syntax."""
-    if is_local(place):
-        return "file:" + local_path(place)
-    if place.startswith("s3://"):
-        return "s3a://" + place.removeprefix("s3://")
-    return place
 
 
 # ---- comparison ------------------------------------------------------------------------------------------------------

@@ -30,9 +30,8 @@ from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import parse_name
 from replicator.lifecycle.purge.file_names import settle_drop
-from replicator.lifecycle.purge.iceberg_purge import plan_iceberg, purge_iceberg
-from replicator.lifecycle.purge.iceberg_search import is_iceberg
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids, split_ids
+from replicator.lifecycle.purge.lakes import is_lake, lake_of
 from replicator.lifecycle.purge.options import (
     DESCRIPTOR,
     Onboarded,
@@ -159,18 +158,18 @@ class Purge(Job[Onboarded, Purged]):
         self.done.add(self._planned(page))
 
     def carry_out(self, page: Onboarded) -> None:
-        self.done.add(purge_iceberg(self._work, page) if is_iceberg(page.table) else self._work.purge_table(page))
+        self.done.add(lake_of(self._work, page).run() if is_lake(page.table) else self._work.purge_table(page))
 
     def _planned(self, page: Onboarded) -> TableDone:
-        return plan_iceberg(self._work, page) if is_iceberg(page.table) else self._work.plan_table(page)
+        return lake_of(self._work, page).plan() if is_lake(page.table) else self._work.plan_table(page)
 
     def finish(self) -> None:
         self.done.event = self.metastore.current_event_id()
         try:
-            others = [each for each in self._tables if not is_iceberg(each.table)]
+            others = [each for each in self._tables if not is_lake(each.table)]
             self.done.ids_never_found, self.done.ids_near_misses, why = self._work.never_found(others)
             if self.done.ids_never_found and len(others) < len(self._tables):
-                self.done.ids_near_misses, why = None, "near misses are not counted in Iceberg tables"
+                self.done.ids_near_misses, why = None, "near misses are not counted in tables of Delta and Iceberg"
             self.done.warnings += filter(None, [why])
         except Exception as error:
             if not is_of_spark(error):

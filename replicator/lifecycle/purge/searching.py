@@ -6,7 +6,6 @@ A purge searches to erase, a certification to prove; both report what was not se
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.store.place import Place, join
+from cmroot.store.place import Place, hadoop_place, join
 from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.model import DEFAULT_PARTITION, Column, Storage, Table
 from replicator.core.spark import planned
@@ -26,7 +25,6 @@ from replicator.lifecycle.purge.ids import (
     Ids,
     comparable_type,
     compared,
-    hadoop_place,
     is_by_serde,
     keys_of,
     reader_options,
@@ -435,19 +433,3 @@ def _copied(session: Any, value: Any, **changes: Any) -> Any:
 def _items(iterator: Any) -> Iterator[Any]:
     while iterator.hasNext():
         yield iterator.next()
-
-
-@contextmanager
-def settings(session: Any, values: Mapping[str, str]) -> Iterator[None]:
-    """Changes Spark's settings temporarily, because the session may belong to a caller."""
-    before = {key: session.conf.get(key, None) for key in values}
-    for key, value in values.items():
-        session.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                session.conf.unset(key)
-            else:
-                session.conf.set(key, value)

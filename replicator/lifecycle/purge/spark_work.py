@@ -22,18 +22,18 @@ import xxhash
 from cmroot.errors import Error
 from cmroot.store.blocks import Unsupported
 from cmroot.store.checksum import checksum_at
-from cmroot.store.place import give_rights, join, located, normal
+from cmroot.store.place import give_rights, hadoop_place, join, located, normal
 from replicator.core.cluster import is_of_spark
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
-from replicator.core.spark import counted
+from replicator.core.spark import counted, settings
 from replicator.core.text import quoted_name, quoted_text
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.file_names import place_of
-from replicator.lifecycle.purge.ids import KEYS, compared, hadoop_place, lost_columns, reader_options, with_former
+from replicator.lifecycle.purge.ids import KEYS, compared, lost_columns, reader_options, with_former
 from replicator.lifecycle.purge.options import Onboarded, data_columns, is_sparks
 from replicator.lifecycle.purge.rewrite.formats import check_by_spark
-from replicator.lifecycle.purge.searching import by_path, by_serde, settings
+from replicator.lifecycle.purge.searching import by_path, by_serde
 from replicator.lifecycle.purge.swapping import Staged, Staging, give_directories
 from replicator.lifecycle.purge.table_files import is_data, look_at
 from replicator.lifecycle.purge.transactional_files import file_columns

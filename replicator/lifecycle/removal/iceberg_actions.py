@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cmroot.store.place import normal, parent
 from replicator.core.text import quoted_name
-from replicator.lifecycle.removal.live import LiveLocations
 
 CATALOG = "replicator_iceberg"
 """The catalog of a run's own, in the session: Iceberg's on the session's metastore, whatever catalogs the user has."""
@@ -27,15 +25,6 @@ def why_no_iceberg(session: Any) -> str:
         return f"an Iceberg table, and this Spark has no Iceberg: {how}"
     for key, value in _SETTINGS.items():
         session.conf.set(f"spark.sql.catalog.{CATALOG}{key}", value)
-    return ""
-
-
-def shared(live: LiveLocations, name: str, paths: Iterable[str]) -> str:
-    """Returns why files may not be deleted with the snapshots of a table that name them: they are in the data of
-    another table, as `add_files` leaves them; "" if none is. name: "db.table"."""
-    for directory in dict.fromkeys(parent(normal(path)) for path in paths):
-        if (found := live.blocking(directory, object=name)) is not None:
-            return f"an expiry would delete files in {directory}, which is data of {found}"
     return ""
 
 

@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from cmroot.store.local import status_of
-from cmroot.store.place import is_local, local_path, resolved
+from cmroot.store.place import is_local, local_path, normal, parent, resolved
 from replicator.core.grouping import batched
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.named_files import is_on_nodes
@@ -367,3 +367,12 @@ def _above(place: str) -> Iterable[str]:
     while "/" in place.partition("://")[2] if "://" in place else place.count("/") > 1:
         place = place.rpartition("/")[0]
         yield place
+
+
+def shared(live: LiveLocations, name: str, paths: Iterable[str]) -> str:
+    """Returns why files may not be deleted with the states of a table that name them: they are in the data of another
+    table, as `add_files` of Iceberg leaves them; "" if none is. name: "db.table"."""
+    for directory in dict.fromkeys(parent(normal(path)) for path in paths):
+        if (found := live.blocking(directory, object=name)) is not None:
+            return f"an expiry would delete files in {directory}, which is data of {found}"
+    return ""

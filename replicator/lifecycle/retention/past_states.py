@@ -16,8 +16,8 @@ from replicator.core.engine import AutoEngine
 from replicator.core.formats import pointer_of
 from replicator.core.spark import hive_settings
 from replicator.errors import FormatError, ObjectNotFound
-from replicator.lifecycle.removal.iceberg_actions import IcebergActions, shared, why_no_iceberg
-from replicator.lifecycle.removal.live import LiveLocations
+from replicator.lifecycle.removal.iceberg_actions import IcebergActions, why_no_iceberg
+from replicator.lifecycle.removal.live import LiveLocations, shared
 from replicator.lifecycle.retention.datasets import explained
 from replicator.lifecycle.retention.plan import PlannedItem
 from replicator.metastore.client import Metastore, warehouse_of

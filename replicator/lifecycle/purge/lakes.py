@@ -1,0 +1,58 @@
+"""Tables that are purged by their format's own commits, and how each of these formats is purged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from replicator.core.engine import AutoEngine
+from replicator.core.formats import format_of
+from replicator.core.formats.iceberg_table import ICEBERG
+from replicator.core.model import Table
+from replicator.lifecycle.purge import iceberg_purge
+from replicator.lifecycle.purge.ids import Ids
+from replicator.lifecycle.purge.lake_purge import Lake
+from replicator.lifecycle.purge.options import Onboarded, PurgeGap
+from replicator.lifecycle.purge.tables import TableWork
+from replicator.metastore.client import MetastoreReader
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A format. made: makes the purge of one table; left: see `rows_left`. no_backup: why its purges cannot be
+    undone."""
+
+    made: Callable[[TableWork, Onboarded], Lake]
+    left: Callable[[MetastoreReader, Ids, Onboarded, AutoEngine], tuple[str, list[PurgeGap]]]
+    no_backup: str
+
+
+_KINDS = {
+    ICEBERG.name: _Kind(
+        iceberg_purge.IcebergLake,
+        iceberg_purge.rows_left,
+        "an Iceberg table has no backup: its purge expires the snapshots with the rows",
+    )
+}
+
+
+def is_lake(table: Table) -> bool:
+    """Returns True for a table that is purged by its format's own commits."""
+    return format_of(table).name in _KINDS
+
+
+def lake_of(work: TableWork, onboarded: Onboarded) -> Lake:
+    """Returns the purge of such a table."""
+    return _KINDS[format_of(onboarded.table).name].made(work, onboarded)
+
+
+def rows_left(
+    metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
+) -> tuple[str, list[PurgeGap]]:
+    """Returns how many rows of such a table's files have an id, as text, "" for none, and the gaps. Reads only."""
+    return _KINDS[format_of(table.table).name].left(metastore, ids, table, engines)
+
+
+def why_no_backup(table: Table) -> str:
+    """Returns why a purge of a table cannot be undone; "" if its format allows that."""
+    return _KINDS[format_of(table).name].no_backup if is_lake(table) else ""
