@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
@@ -125,7 +126,7 @@ SizeOf = Callable[[str], int]  # bytes of a sidecar of the target, by its name
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _NAMING = ("add", "remove", "cdc", "sidecar")
-_OF_TABLE = ("protocol", "metaData.configuration")  # columns of a checkpoint that describe the table
+_OF_TABLE = ("protocol", "metaData")  # columns of a checkpoint that describe the table
 _COORDINATED = {"coordinatedCommits", "managedCommit", "catalogManaged", "catalogOwned"}  # without `-preview`
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"  # begin of a table property
 _OF_SIZES = ("sizeInBytes", "v2Checkpoint", "checksum")  # optional, in a `_last_checkpoint`: sizes of translated files
@@ -154,25 +155,47 @@ def named_files(names: Iterable[str], open_file: Open) -> set[str]:
     """Returns every file that the last version of a log names, including deletion vectors: relative to the table, or
     absolute if the log names it so. `names`: all names in the log. Raises FormatError for a log without versions,
     Unreadable for a damaged one."""
+    return {path for add in last_state(names, open_file).adds for path in _paths(add)}
+
+
+@dataclass(frozen=True)
+class State:
+    """A version of a table: its metadata and protocol, and the adds of its files; of those in checkpoints, the path and
+    the deletion vector."""
+
+    version: int
+    metadata: Action
+    protocol: Action
+    adds: Sequence[Action]
+
+
+def last_state(names: Iterable[str], open_file: Open) -> State:
+    """Returns the last version of a log. `names`: all names in the log. Raises FormatError for a log without versions,
+    Unreadable for a damaged one."""
     names = list(names)
     last = last_version(names)
     if last is None:
         raise FormatError("the Delta log has no version", hint="check whether the table was ever committed")
     begun = checkpoints(names)
     begin = max((version for version in begun if version <= last), default=None)
-    live: dict[tuple[str, str], Action] = {}
+    live, about = dict[tuple[str, str], Action](), dict[str, Action]()
+
+    def apply(action: Action) -> None:
+        _apply(action, live)
+        about.update((kind, action[kind]) for kind in ("metaData", "protocol") if action.get(kind))
+
     for name in sorted(begun[begin]) if begin is not None else ():
         for action in _read(name, open_file):
             if sidecar := action.get("sidecar"):
                 for below in _read(_in_sidecars(sidecar["path"]), open_file):
                     _apply(below, live)
-            _apply(action, live)
+            apply(action)
     after = {version: name for name in names if (version := commit_version(f"_delta_log/{name}")) is not None}
     for version in sorted(after):
         if (begin is None or version > begin) and version <= last:
             for action in _read(after[version], open_file):
-                _apply(action, live)
-    return {path for add in live.values() for path in _paths(add)}
+                apply(action)
+    return State(last, about.get("metaData", {}), about.get("protocol", {}), list(live.values()))
 
 
 def is_whole(path: str) -> bool:
