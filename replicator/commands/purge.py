@@ -73,10 +73,10 @@ class ErasureOptions(Limited, OfPolicy):
     ] = None
     properties: PropertiesFile = None
 
-    def asked(self, attempts: int = 3) -> PurgeOptions:
+    def asked(self, attempts: int = 3, grace: timedelta = timedelta(hours=2)) -> PurgeOptions:
         """Raises UsageError when no table of ids is given."""
         given = read_properties(self.properties)
-        return PurgeOptions.given(self.ids, self.whitelist, self.field_path, given, attempts)
+        return PurgeOptions.given(self.ids, self.whitelist, self.field_path, given, attempts, grace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,11 @@ class Certifying(ErasureOptions):
         bool, opt("First recycle the backups, and expire the remaining copies that are not needed.")
     ] = False
     grace: Annotated[
-        timedelta, opt("With --expedite: keep backups younger than this; set it to the duration of your longest query.")
+        timedelta,
+        opt(
+            "With --expedite: keep backups younger than this; of `purge run`, also files of the log of Delta tables. "
+            "Set it to the duration of your longest query, or write."
+        ),
     ] = timedelta(hours=2)
     allow_gaps: Annotated[
         bool, opt("Certify, and end with 0, despite gaps: white-listed tables or partitions that were not searched.")
@@ -146,7 +150,7 @@ def purge_run(options: PurgeRunOptions) -> Purged:
     existing file `out` without `overwrite`; Refused if there are no ids or no tables, or if more would be rewritten
     than the limits allow; LeaseHeld while another purge holds the lease. The report's `gaps` lists tables that were not
     purged."""
-    asked = options.asked(options.attempts)
+    asked = options.asked(options.attempts, options.grace)
     if options.certify:
         if options.dry_run:
             raise UsageError("certify and dry_run are both given", hint="a dry run erases nothing to certify")

@@ -3,22 +3,17 @@ bytes of every file below the table, read without Iceberg."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import fastavro
-import pyarrow.parquet as pq
 import pytest
 from command_line import Answer, command
 from iceberg_spark import IcebergSpark, with_product
 from iceberg_tables import catalog
 from lab import Lab
+from lake_purges import DESCRIPTOR, GONE, holding, iceberg_settings, make_ids
+from lake_purges import purge as purge_by
 from plain_tables import PlainDatabase
 from purges import Warehouse
 
@@ -27,17 +22,12 @@ from replicator.core.connections import MetastoreConfig
 from replicator.lifecycle.purge.certificate_file import Certificate
 from replicator.lifecycle.purge.certify import Replica
 from replicator.lifecycle.purge.options import PurgeOptions
-from replicator.metastore.java import find_java
 from replicator.metastore.thrift import connect
-
-ROOT = Path(__file__).parents[2]
-GONE = ("person-0005", "person-0105")
-DESCRIPTOR = '{"privacy": {"column": "who"}}'
 
 
 @pytest.fixture
 def lake(fixture: Lab) -> Iterator[IcebergSpark]:
-    fixture.source.table("gone", {"ids": "".join(f"1\x01{each}\n" for each in GONE)})
+    make_ids(fixture)
     create_or_open(str(fixture.cmroot))
     with_product()
     with IcebergSpark(fixture.source_uri, fixture.source.home.parent) as spark:
@@ -79,45 +69,8 @@ def purge(
     met: tuple[str, str] | None = None,
     db: str = "",
 ) -> Answer:
-    """`purge run` in a process of the Spark that has Iceberg. killed: the step and the moment where it dies. met: the
-    step before which another writer adds a row with this id."""
-    python, jar = with_product()
-    given = ["--metastore", lab.source_uri, "--cmroot", str(lab.cmroot), "--ids", f"{lab.name}.gone:b"]
-    given += ["--table-whitelist", db or lab.name, "--field-path", "privacy.column"]
-    given += ["--master", "local[1]", "--spark-conf", "spark.sql.shuffle.partitions=1"]
-    given += ["--spark-conf", f"spark.jars={jar}"] if iceberg else []
-    own = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
-    own |= {"PYTHONPATH": str(ROOT), "JAVA_HOME": str(find_java(os.environ).home)}
-    steps = killed or met
-    program = [str(ROOT / "tests/support/killed_purge.py"), *steps] if steps else ["-m", "replicator"]
-    called = [str(python), *program, "purge", "run", *given, *more, "--json"]
-    done = subprocess.run(called, capture_output=True, text=True, env=own)
-    if killed:
-        assert done.returncode == -9, done
-        return Answer(-9, {})
-    assert done.stdout, done.stderr[-3000:]
-    return Answer(done.returncode, json.loads(done.stdout))
-
-
-def texts(place: Path) -> dict[Path, bytes]:
-    """The contents of the files below a place: of Parquet and Avro the values, of Puffin and JSON the bytes."""
-    found = {}
-    for path in (each for each in place.rglob("*") if each.is_file()):
-        data = path.read_bytes()
-        if data[:4] == b"PAR1":
-            statistics = repr(pq.ParquetFile(path).metadata.row_group(0).to_dict()).encode()
-            found[path] = data + repr(pq.read_table(path).to_pydict()).encode() + statistics
-        elif data[:4] == b"Obj\x01":
-            found[path] = data + repr(list(fastavro.reader(io.BytesIO(data)))).encode()
-        else:
-            found[path] = data + (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else b"")
-    return found
-
-
-def holding(place: Path) -> list[str]:
-    """Files with the value of an erased row."""
-    wanted = [text.encode() for each in GONE for text in (each, each.replace("person", "about"))]
-    return [str(path) for path, data in texts(place).items() if any(each in data for each in wanted)]
+    """`purge run` in a Spark with Iceberg, or without."""
+    return purge_by(lab, *more, settings=iceberg_settings() if iceberg else (), killed=killed, met=met, db=db)
 
 
 def people(spark: IcebergSpark, table: str) -> set[str]:

@@ -12,11 +12,12 @@ from typing import Any
 
 from replicator.cli.main import main
 from replicator.core.text import quoted_name
+from replicator.lifecycle.purge.delta_purge import DeltaLake
 from replicator.lifecycle.purge.iceberg_purge import IcebergLake
 
 
-def dying(step: str, when: str) -> Any:
-    own = getattr(IcebergLake, step)
+def dying(lake: type, step: str, when: str) -> Any:
+    own = getattr(lake, step)
 
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
         if when == "halfway":
@@ -31,14 +32,19 @@ def dying(step: str, when: str) -> Any:
     return method
 
 
-def meeting(step: str, id_: str) -> Any:
-    own, met = getattr(IcebergLake, step), list[str]()
+def meeting(lake: type, step: str, id_: str) -> Any:
+    own, met = getattr(lake, step), list[str]()
 
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
         if not met:
             met.append(id_)
-            rows = f"('{id_}', 'about-{id_[-4:]}', 0), ('person-of-the-writer', 'late', 1)"
-            self._session.sql(f"INSERT INTO {quoted_name(*self._table_name)} VALUES {rows}")
+            rows = [(id_, f"about-{id_[-4:]}", 0), ("person-of-the-writer", "late", 1)]
+            frame = self._session.createDataFrame(rows, "who STRING, note STRING, n BIGINT")
+            if lake is IcebergLake:
+                frame.writeTo(quoted_name(*self._table_name)).append()
+            else:
+                with self._actions._configured():
+                    frame.write.format("delta").mode("append").save(self._actions._path)
         return own(self, *arguments, **named)
 
     return method
@@ -46,7 +52,9 @@ def meeting(step: str, id_: str) -> Any:
 
 if __name__ == "__main__":
     name, moment = sys.argv[1:3]
+    lake: type = DeltaLake if name.startswith("delta:") else IcebergLake
+    name = name.removeprefix("delta:")
     kills = moment in ("before", "after", "halfway")
-    setattr(IcebergLake, name, dying(name, moment) if kills else meeting(name, moment))
+    setattr(lake, name, dying(lake, name, moment) if kills else meeting(lake, name, moment))
     sys.argv[1:] = sys.argv[3:]
     main()

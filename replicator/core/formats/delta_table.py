@@ -186,5 +186,6 @@ DELTA = with_log(
         paths=f"{LOG}/",
         everywhere=True,
         removals=Removals.LOG,
-    )
+    ),
+    purged=True,
 )

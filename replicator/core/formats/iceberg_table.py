@@ -416,7 +416,8 @@ ICEBERG = with_log(
         removals=Removals.METADATA,
         switches_itself=True,
     ),
-    acted_on=True,
+    purged=True,
+    retained=True,
 )
 ICEBERG_VIEW = with_log(
     IcebergView(

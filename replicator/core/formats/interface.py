@@ -452,9 +452,9 @@ def publish_in_order(
 _Format = TypeVar("_Format", bound=TableFormat)
 
 
-def with_log(format: _Format, *, acted_on: bool = False) -> _Format:
-    """Returns a format whose own log determines which files are valid. acted_on: purges and
-    retention act by it."""
+def with_log(format: _Format, *, purged: bool = False, retained: bool = False) -> _Format:
+    """Returns a format whose own log determines which files are valid. purged, retained: purges and retention act by
+    it."""
     own = f"{format.said}: its own log determines its files, so"
     erase, remove = f"{own} erase with its own tools", f"{own} remove its data with its own tools"
-    return format if acted_on else replace(format, no_purge=erase, no_retention=remove)
+    return replace(format, no_purge="" if purged else erase, no_retention="" if retained else remove)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
+
+from cmroot.errors import FormatError, UnknownPlace
 from replicator.core.engine import AutoEngine
 from replicator.core.formats import format_of
+from replicator.core.formats.delta_table import DELTA
 from replicator.core.formats.iceberg_table import ICEBERG
 from replicator.core.model import Table
-from replicator.lifecycle.purge import iceberg_purge
+from replicator.lifecycle.purge import delta_purge, iceberg_purge
+from replicator.lifecycle.purge.delta_search import described_by_log
 from replicator.lifecycle.purge.ids import Ids
 from replicator.lifecycle.purge.lake_purge import Lake
-from replicator.lifecycle.purge.options import Onboarded, PurgeGap
+from replicator.lifecycle.purge.lake_search import Unsearchable
+from replicator.lifecycle.purge.options import Onboarded, PurgeGap, WithoutPersons, onboard
 from replicator.lifecycle.purge.tables import TableWork
 from replicator.metastore.client import MetastoreReader
 
@@ -32,13 +38,33 @@ _KINDS = {
         iceberg_purge.IcebergLake,
         iceberg_purge.rows_left,
         "an Iceberg table has no backup: its purge expires the snapshots with the rows",
-    )
+    ),
+    DELTA.name: _Kind(
+        delta_purge.DeltaLake,
+        delta_purge.rows_left,
+        "a Delta table has no backup: its purge removes the files with the rows",
+    ),
 }
 
 
 def is_lake(table: Table) -> bool:
     """Returns True for a table that is purged by its format's own commits."""
     return format_of(table).name in _KINDS
+
+
+def onboard_any(table: Table, field_path: str = "") -> Onboarded | PurgeGap | WithoutPersons:
+    """Returns how a purge takes a white-listed table of any format; see `onboard`. Reads the log of a table whose
+    columns and properties are in its own log: Spark writes them there only."""
+    if not (is_lake(table) and format_of(table).own_columns):
+        return onboard(table, field_path)
+    try:
+        schema, own = described_by_log(table)
+        own |= {"spark.sql.sources.provider": DELTA.name, "spark.sql.sources.schema": schema}
+    except (Unsearchable, FormatError, UnknownPlace, OSError, KeyError) as error:
+        why = f"its log has its columns and properties, and cannot be read: {error}"
+        return PurgeGap(f"{table.db}.{table.name}", why)
+    found = onboard(msgspec.structs.replace(table, parameters={**table.parameters, **own}), field_path)
+    return replace(found, table=table) if isinstance(found, Onboarded) else found
 
 
 def lake_of(work: TableWork, onboarded: Onboarded) -> Lake:

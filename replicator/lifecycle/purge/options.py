@@ -48,12 +48,14 @@ ALIASES = {"complianceIdTable": "purger.complianceIdTable", "complianceId": "pur
 @dataclass(frozen=True)
 class PurgeOptions:
     """The options of a purge. ids: "db.table:column". whitelist: in Gobblin's grammar. field_path: path to the column's
-    name in a descriptor. attempts: the maximum number of attempts for a partition that changes concurrently."""
+    name in a descriptor. attempts: the maximum number of attempts for a partition that changes concurrently. grace: how
+    old files of the log of a Delta table must be before they are removed."""
 
     ids: str
     whitelist: str = ""
     field_path: str = ""
     attempts: int = 3
+    grace: timedelta = timedelta(hours=2)
 
     @classmethod
     def given(
@@ -63,6 +65,7 @@ class PurgeOptions:
         field_path: str | None,
         properties: Mapping[str, str],
         attempts: int = 3,
+        grace: timedelta = timedelta(hours=2),
     ) -> PurgeOptions:
         """Combines arguments and properties. Raises UsageError if no table of ids is specified."""
         if ids is None and "purger.complianceIdTable" in properties:
@@ -74,6 +77,7 @@ class PurgeOptions:
             whitelist or properties.get("dataset.whitelist") or "",
             field_path or properties.get("dataset.descriptor.fieldPath") or "",
             attempts,
+            grace,
         )
 
     def request(self, metastore: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.purge.backups import parse_name
 from replicator.lifecycle.purge.file_names import settle_drop
 from replicator.lifecycle.purge.ids import Ids, open_ids, read_ids, split_ids
-from replicator.lifecycle.purge.lakes import is_lake, lake_of
+from replicator.lifecycle.purge.lakes import is_lake, lake_of, onboard_any
 from replicator.lifecycle.purge.options import (
     DESCRIPTOR,
     Onboarded,
@@ -345,7 +345,7 @@ def described(
         for table in tables:
             if f"{table.db}.{table.name}".lower() == id_table:
                 continue  # the table of erasure requests itself
-            match onboard(table, options.field_path):
+            match onboard_any(table, options.field_path):
                 case Onboarded() as found if why:
                     gaps.append(PurgeGap(found.name, why))
                 case Onboarded() as found if is_on_nodes(table.location or "", database.location, warehouse):
