@@ -344,15 +344,6 @@ def tidied(place: str) -> str:
     return text if is_local(place) else place.partition("://")[0] + text[text.index("://") :]
 
 
-def hadoop_place(place: str) -> str:
-    """Returns a path in Hadoop's syntax."""
-    if is_local(place):
-        return "file:" + local_path(place)
-    if place.startswith("s3://"):
-        return "s3a://" + place.removeprefix("s3://")
-    return place
-
-
 def is_within(place: str, other: str) -> bool:
     """Returns True if a resolved place is the other, or below it."""
     return f"{place.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")

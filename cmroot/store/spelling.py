@@ -244,3 +244,12 @@ _KEY = (
     " (hadoop.security.key.provider.path = kms://...), and let this user use the zone's key"
 )
 _ALLOW = "give this user the right to read and write there, or choose another location"
+
+
+def hadoop_place(place: str) -> str:
+    """Returns a path in Hadoop's syntax."""
+    if is_local(place):
+        return "file:" + local_path(place)
+    if place.startswith("s3://"):
+        return "s3a://" + place.removeprefix("s3://")
+    return place

@@ -126,6 +126,13 @@ _PACKAGES = {
 _NO_SOURCE = re.compile(r"ailed to find (?:the )?data source: ([\w.]+)|ClassNotFoundException: (\w+)\.DefaultSource")
 
 
+def package_of(source: str, session: Any) -> str:
+    """Returns the package of a data source (`delta`) for the Spark of a session, without its release."""
+    spark = ".".join(session.version.split(".")[:2])
+    scala = session._jvm.scala.util.Properties.versionNumberString().rpartition(".")[0]
+    return _PACKAGES[source].replace("SPARK", spark).replace("SCALA", scala)
+
+
 def hint_of(error: Exception, otherwise: str) -> str:
     """Returns a hint for an error of Spark. Spark's built-in metastore client is that of Hive 2.3, and Hive 4 no longer
     has `get_table`."""

@@ -19,7 +19,8 @@ from secrets import token_hex
 from typing import Any
 
 from cmroot.store.local import Child
-from cmroot.store.place import Place, hadoop_place, join, located, name_of
+from cmroot.store.place import Place, join, located, name_of
+from cmroot.store.spelling import hadoop_place
 from replicator.core.source_config import SourceConfig
 from replicator.core.text import SETTINGS, parse_duration, quoted_name, quoted_text
 from replicator.errors import ConfigError, Error, SourceMissing, SourceRefused

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place, hadoop_place, join, name_of
+from cmroot.store.place import Place, join, name_of
+from cmroot.store.spelling import hadoop_place
 from replicator.core.model import Column, Partition, Table
 from replicator.core.text import quoted_name, quoted_text
 from replicator.errors import CommitOutcomeUnknown, ObjectExists, ObjectNotFound, TypeRefused

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.store.hdfs import BY_RPC, SCHEMES
-from cmroot.store.place import Place, give_rights, hadoop_place, inherit, join, name_of
-from cmroot.store.spelling import scheme
+from cmroot.store.place import Place, give_rights, inherit, join, name_of
+from cmroot.store.spelling import hadoop_place, scheme
 from replicator.core.engine import AutoEngine
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.core.source_config import IngestionConfig, SourceConfig

@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place, hadoop_place, parent
+from cmroot.store.place import Place, parent
+from cmroot.store.spelling import hadoop_place
 from replicator.core.model import Column, Table
 from replicator.core.text import parse_duration, quoted_name, quoted_text
 from replicator.ingestion.drop_directory import DAY

@@ -50,7 +50,7 @@ _MARKS = ("_SUCCESS", "_committed_", "_started_")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a file of the log says about values of one data file. low, high: bounds of the column of ids; None if it has
+    """The bounds that a file of the log has for one data file. low, high: bounds of the column of ids; None if it has
     none of it, but of other columns."""
 
     path: str

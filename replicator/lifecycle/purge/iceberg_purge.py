@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from cmroot.errors import FormatError
-from cmroot.store.place import hadoop_place
+from cmroot.store.spelling import hadoop_place
 from replicator.core.engine import AutoEngine
 from replicator.core.text import quoted_name
 from replicator.lifecycle.purge import searching

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Error, FormatError
 from cmroot.store.blocks import Input, Unsupported
-from cmroot.store.place import Place, hadoop_place, join, located
+from cmroot.store.place import Place, join, located
+from cmroot.store.spelling import hadoop_place
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Storage, Table
 from replicator.core.text import SETTINGS, quoted_name, scalar_type

@@ -17,7 +17,8 @@ import msgspec
 from cmroot.errors import FormatError
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState
-from cmroot.store.place import hadoop_place, is_local, join, located, normal, relative
+from cmroot.store.place import is_local, join, located, normal, relative
+from cmroot.store.spelling import hadoop_place
 from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge.ids import LossyIds, write_matched
@@ -33,7 +34,7 @@ from replicator.lifecycle.removal.removal import read_holds
 
 @dataclass(frozen=True)
 class Seen:
-    """What one search of a table has found. place: its location. held: files with ids, by path. heads: the sizes in
+    """The result of one search of a table. place: its location. held: files with ids, by path. heads: the sizes in
     bytes of the files that readers see without time travel. rows: those of the state that readers see. older: what else
     has rows or values of ids, as text. is_dirty: True if there is anything to purge. gaps: what was not searched, or
     cannot be purged."""

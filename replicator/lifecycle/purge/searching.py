@@ -13,7 +13,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.store.place import Place, hadoop_place, join
+from cmroot.store.place import Place, join
+from cmroot.store.spelling import hadoop_place
 from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.model import DEFAULT_PARTITION, Column, Storage, Table
 from replicator.core.spark import planned

@@ -22,7 +22,8 @@ import xxhash
 from cmroot.errors import Error
 from cmroot.store.blocks import Unsupported
 from cmroot.store.checksum import checksum_at
-from cmroot.store.place import give_rights, hadoop_place, join, located, normal
+from cmroot.store.place import give_rights, join, located, normal
+from cmroot.store.spelling import hadoop_place
 from replicator.core.cluster import is_of_spark
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from cmroot.store.place import hadoop_place
+from cmroot.store.spelling import hadoop_place
+from replicator.core.cluster import package_of
 from replicator.core.spark import settings
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -27,14 +28,13 @@ def why_no_delta(session: Any) -> str:
     """Returns why Spark cannot change Delta tables; else ""."""
     lacking = list[str]()
     if type(session._jvm.io.delta.tables.DeltaTable).__name__ != "JavaClass":
-        spark = ".".join(session.version.split(".")[:2])
-        scala = session._jvm.scala.util.Properties.versionNumberString().rpartition(".")[0]
-        lacking.append(f"--spark-conf spark.jars.packages=io.delta:delta-spark_{spark}_{scala}:RELEASE")
+        lacking.append(f"--spark-conf spark.jars.packages={package_of('delta', session)}")
     if EXTENSION not in session.conf.get("spark.sql.extensions", "").split(","):
         lacking.append(f"--spark-conf spark.sql.extensions={EXTENSION}")
     if not lacking:
         return ""
-    return f"a Delta table, and this Spark has no Delta: {' '.join(lacking)}; use a Spark for which Delta has a release"
+    why = f"if Delta has none for Spark {session.version}, use an older Spark"
+    return f"a Delta table, and this Spark lacks Delta: {' '.join(lacking)}; {why}"
 
 
 class DeltaActions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from replicator.core.cluster import package_of
 from replicator.core.text import quoted_name
 
 CATALOG = "replicator_iceberg"
@@ -16,13 +17,9 @@ _SETTINGS = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hive", ".cac
 def why_no_iceberg(session: Any) -> str:
     """Returns why Spark cannot change Iceberg tables; else "". Adds the run's catalog to the session."""
     if type(session._jvm.org.apache.iceberg.spark.SparkCatalog).__name__ != "JavaClass":
-        spark, scala = (
-            ".".join(session.version.split(".")[:2]),
-            session._jvm.scala.util.Properties.versionNumberString(),
-        )
-        package = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala.rpartition('.')[0]}:RELEASE"
-        how = f"--spark-conf spark.jars.packages={package}; if Iceberg has none for Spark {spark}, use an older Spark"
-        return f"an Iceberg table, and this Spark has no Iceberg: {how}"
+        how = f"--spark-conf spark.jars.packages={package_of('iceberg', session)}"
+        why = f"if Iceberg has none for Spark {session.version}, use an older Spark"
+        return f"an Iceberg table, and this Spark has no Iceberg: {how}; {why}"
     for key, value in _SETTINGS.items():
         session.conf.set(f"spark.sql.catalog.{CATALOG}{key}", value)
     return ""
