@@ -157,9 +157,10 @@ HUDI = with_log(
         no_unreferenced="a Hudi table's files belong to its timeline; its cleaner removes them",
         no_housekeeping="a Hudi table's timeline determines its files; use its own cleaner",
         reads_log=True,
-        paths=rf"(^|/)\{hudi.HOME}/",
-        everywhere=True,
+        paths=rf"^\{hudi.HOME}/",
+        special=True,
         removals=Removals.LOG,
         switches_itself=True,
+        rewrites=True,
     )
 )
