@@ -18,6 +18,7 @@ from cmroot.store.place import as_written, name_of
 from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader, Keys
 from replicator.captures.dumps.table_moments import has_log, moment_of, objects_of, versions_at
 from replicator.captures.manifest import read_records
+from replicator.core.model import Table
 from replicator.core.not_replicated import Report, table_of
 from replicator.core.option import LogMoment
 from replicator.errors import FormatError
@@ -137,7 +138,13 @@ def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
         positions = pa.array(sorted({record.position for record in records()}), pa.int64())
         return (each.filter(pc.is_in(each["position"], positions)) for each in shown.batches())
 
-    return replace(shown, records=records, batches=batches)
+    def objects() -> Iterator[object]:
+        whole = narrowing.with_former(shown.records())
+        names = {whole.table, *(name for name, _ in whole.former)}
+        found = shown.objects() if shown.objects else objects_of(shown.records())
+        return (each for each in found if None in names or (isinstance(each, Table) and (each.db, each.name) in names))
+
+    return replace(shown, records=records, batches=batches, objects=objects)
 
 
 def _object(record: ChangeRecord, restore: list[str], moment: str) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from replicator.captures.manifest import Manifest, opened
 from replicator.core.formats import FORMATS, format_of
 from replicator.core.formats.interface import TableFormat
 from replicator.core.model import Name, Table
-from replicator.metastore.events.facts import Rename, SetWriteIds
-from replicator.metastore.events.record import AlterTable, Change, ChangeFiles, ChangeRecord, CreateTable, decode_line
+from replicator.metastore.events.facts import Rename
+from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 
 _WITH_LOG = [each for each in FORMATS.values() if each.log]
 _COMMITS = "|".join(rf"^{each.log}/\d[^/]*$" for each in _WITH_LOG)
@@ -51,10 +51,8 @@ class TableMoment:
 
 def recorded_moment(change: Change) -> str:
     """Returns the state of a table as far as its record has it, "" for other records; see `moment_of`."""
-    if isinstance(change, SetWriteIds):
-        return change.moment
     table = table_of(change)
-    return format_of(table).moment(table) if table is not None else ""
+    return change.moment or (format_of(table).moment(table) if table is not None else "")
 
 
 def table_of(change: Change) -> Table | None:
@@ -99,7 +97,7 @@ def log_versions_at(log: Sequence[Segment], positions: Collection[int]) -> dict[
 def moment_of(record: ChangeRecord, versions: Versions) -> str:
     """Returns the state of a record's table in the terms of its format; "" for a record that does not change it."""
     change = record.change
-    name = change.touched if isinstance(change, CreateTable | AlterTable | ChangeFiles) else None
+    name = change.touched if change.brings_files else None
     return (versions.get((record.position, name), "") if name else "") or recorded_moment(change)
 
 

@@ -88,6 +88,16 @@ class Facts(Value, frozen=True, omit_defaults=True):
         return None
 
     @property
+    def moment(self) -> str:
+        """The state of the table in the terms of its format, as far as the change itself has it."""
+        return ""
+
+    @property
+    def brings_files(self) -> bool:
+        """True if the record may have file entries of the table itself."""
+        return self.__struct_config__.tag in ("create_table", "alter_table", "change_files")
+
+    @property
     def is_marker(self) -> bool:
         """True if the change only records up to which event the log was read."""
         return False
