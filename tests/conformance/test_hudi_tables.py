@@ -205,6 +205,19 @@ def test_a_replica_in_a_bucket(
     assert there == files(place)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_instant_of_each_state_is_named(fixture: Lab, version: str) -> None:
+    place = make(fixture.source, "cow", version)
+    assert fixture.dump().code == 0
+    unpack("cow", version, "last", place)
+    assert fixture.dump(since=fixture.last).code == 0
+    for dump, state in ((1, "first"), (2, "last")):
+        unpack("cow", version, state, place)
+        shown = command("show", str(fixture.here / f"dump{dump}"))
+        moments = {each["moment"] for each in shown.output["records"] if each.get("moment")}
+        assert moments == {f"instant {max(each.split('_')[0].split('.')[0] for each in instants(place, version))}"}
+
+
 def test_a_dropped_table_is_dropped_and_kept(fixture: Lab) -> None:
     place = make(fixture.source, "cow", "6")
     assert (fixture.dump().code, load(fixture).code) == (0, 0)

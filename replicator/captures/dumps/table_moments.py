@@ -1,15 +1,17 @@
 """Moments of tables: the state of each table in the terms of its format, at a position of the log or the end of a dump.
 
 The metastore has the pointer of an Iceberg table, and a transactional table has its write ids, so records suffice for
-these. The version of a Delta table is that of the newest commit of its log: of the file entries, only those of commits
-are read.
+these. The version of a Delta table, or the instant of a Hudi table, is that of the newest commit of its log: of the
+file entries, only those of commits are read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,8 +28,8 @@ from replicator.core.model import Name, Table
 from replicator.metastore.events.facts import Rename
 from replicator.metastore.events.record import Change, ChangeRecord, decode_line
 
-_WITH_LOG = [each for each in FORMATS.values() if each.log]
-_COMMITS = "|".join(rf"^{each.log}/\d[^/]*$" for each in _WITH_LOG)
+_WITH_LOG = [each for each in FORMATS.values() if each.commits]
+_COMMITS = "|".join(rf"^{re.escape(directory)}/\d[^/]*$" for each in _WITH_LOG for directory in each.commits)
 _COLUMNS = ["position", "op", "db", "table", "partition", "location", "path"]
 _TELLING = tuple(
     f'"{kind}"'.encode()
@@ -66,7 +68,7 @@ def objects_of(records: Iterable[ChangeRecord]) -> Iterator[object]:
 
 def has_log(objects: Iterable[object]) -> bool:
     """Returns True if one of some objects is a table with a log."""
-    return any(format_of(each).log for each in objects if isinstance(each, Table))
+    return any(format_of(each).commits for each in objects if isinstance(each, Table))
 
 
 Versions = dict[tuple[int, Name], str]
@@ -124,7 +126,7 @@ def moments_of_dump(reader: DumpReader) -> dict[str, str]:
     that have none of their own. Reads its records, and the names of files if a table has a log."""
     logged, moments = dict[Name, TableFormat](), dict[str, str]()
     for record in reader.records():
-        if (table := table_of(record.change)) is not None and format_of(table).log:
+        if (table := table_of(record.change)) is not None and format_of(table).commits:
             logged[table.db, table.name] = format_of(table)
         if (name := record.change.touched) and (moment := recorded_moment(record.change)):
             moments[name[1]] = moment
@@ -159,7 +161,8 @@ def known_moment(known: Inventory, db: str, name: str) -> str:
     if format.write_ids:
         ids = known.write_ids(db, name)
         return ids.moment if ids else ""
-    for (path,) in known.select(_NEWEST, db, name, f"{format.log}/", f"{format.log}/:") if format.log else ():
+    found = (known.select(_NEWEST, db, name, f"{each}/", f"{each}/:") for each in format.commits)
+    for (path,) in chain.from_iterable(found):
         if (version := format.commit_version(path)) is not None:
             return format.commit_moment(version)
     return format.moment(table)

@@ -183,6 +183,7 @@ DELTA = with_log(
         own_columns=True,
         reads_log=True,
         log=LOG,
+        commits=(LOG,),
         paths=f"{LOG}/",
         everywhere=True,
         removals=Removals.LOG,

@@ -57,8 +57,7 @@ class HudiTable(TableFormat):
 
     def commit_version(self, path: str) -> int | None:
         instant = hudi.instant_of(path)
-        is_commit = instant is not None and instant.state == hudi.COMPLETED and not instant.of_metadata
-        return int(instant.time) if instant is not None and is_commit and not instant.is_savepoint else None
+        return int(instant.time) if instant is not None and _is_commit(instant) else None
 
     # ---- loads -------------------------------------------------------------------------------------------------------
 
@@ -157,6 +156,8 @@ HUDI = with_log(
         no_unreferenced="a Hudi table's files belong to its timeline; its cleaner removes them",
         no_housekeeping="a Hudi table's timeline determines its files; use its own cleaner",
         reads_log=True,
+        commits=hudi.TIMELINES[:2],
+        counted="instant",
         paths=rf"^\{hudi.HOME}/",
         special=True,
         removals=Removals.LOG,

@@ -245,7 +245,8 @@ class TableFormat:
     table's location. lists_places: lines of its data files are paths of other tables' files; as-they-are copies these
     unchanged, too. rewrites: maintenance replaces files while rows remain. names_metadata: its metadata file is copied
     like others that metadata names (`core/named_files.py`). log: the directory of a log that may name files
-    of other tables by absolute paths. counted: the word for a number that `commit_version` returns.
+    of other tables by absolute paths. commits: the directories of files whose names begin with the number that
+    `commit_version` returns; counted: the word for it.
 
     Metadata: removals: see `Removals`. switches_itself: readers see a load at once, wherever it puts files. write_ids:
     its tables need a metastore that has write ids."""
@@ -268,6 +269,7 @@ class TableFormat:
     reads_log: bool = False
     has_tree: bool = False
     log: str = ""
+    commits: tuple[str, ...] = ()
     counted: str = "version"
     paths: str = ""
     everywhere: bool = False
