@@ -3,6 +3,7 @@ hudi-rs with the source moved away. `test_hudi.py` has Hudi's own Spark."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,29 @@ def test_a_replica_in_a_bucket(
     top = f"{warehouse}/{fixture.name}.db/mor"
     there = {name: (Place(top) / name).read_bytes() for name in Place(top).find()}
     assert there == files(place)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_commit_of_another_writer_is_refused_and_repaired(fixture: Lab, version: str) -> None:
+    place = make(fixture.source, "cow", version)
+    assert (fixture.dump().code, load(fixture).code) == (0, 0)
+    there = replica(fixture, "cow")
+    own = f"20991231000000000{'_20991231000000001' if version == '9' else ''}.commit"
+    data = next(there.rglob("*.parquet"))
+    theirs = data.with_name(f"{uuid4()}-0_0-0-0_20991231000000000.parquet")
+    theirs.write_bytes(data.read_bytes())
+    paths = [str(theirs.relative_to(there)), "../../untouched", "d=x/../../../untouched"]
+    stats = {"partitionToWriteStats": {theirs.parent.name: [{"path": path} for path in paths]}}
+    (untouched := there.parents[1] / "untouched").write_text("mine")
+    (timeline(there, version) / own).write_text(json.dumps(stats))
+    unpack("cow", version, "last", place)
+    assert fixture.dump(since=fixture.last).code == 0
+    refused = load(fixture)
+    assert (refused.code, refused.output["foreign"]) == (6, [str(timeline(there, version) / own)]), refused
+    assert (load(fixture, "--overwrite").code, verified(fixture).code) == (0, 0)
+    assert read(there) == LAST
+    assert not (timeline(there, version) / own).exists() and not theirs.exists()
+    assert untouched.read_text() == "mine"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -6,7 +6,7 @@ Names in it are relative, except in plans of cleaning, clustering and rollbacks,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,6 +15,7 @@ from typing import BinaryIO
 from cmroot.errors import FormatError
 from cmroot.store import hudi
 from cmroot.store.place import join, located, parent
+from cmroot.text import unsafe
 from replicator.core.formats.interface import (
     Captured,
     Compared,
@@ -73,6 +74,21 @@ class HudiTable(TableFormat):
             file.target, data, load.move_own, load.move_database, lambda name: _size(join(above, name))
         )
         return None if content == data else content
+
+    def commits_of_others(self, files: Sequence[TableFile], load: Loading, *, remove: bool) -> Iterator[str]:
+        """Yields commits later than the source's first present one that it neither has nor had; earlier ones, it may
+        have archived. remove: moves them to `$cmroot`, with the files that they have written."""
+        for here, there in sorted({(parent(file.source), parent(file.target)) for file in files}):
+            if not there.endswith(hudi.TIMELINES[:2]) or there.endswith(hudi.TIMELINES[2:]):
+                continue
+            known = set(located(here).list())
+            first = min((each.time for each in _commits_of(here, known)), default="~")
+            for name in set(located(there).list()) - known:
+                commit = next(_commits_of(there, [name]), None)
+                if commit and commit.time > first and not load.had(place := join(there, name)):
+                    yield place
+                    if remove:
+                        _take_back(_table_of(place), commit.time, load)
 
     def publish(self, files: Sequence[TableFile], load: Loading) -> None:
         """Publishes the timelines, that of the table of metadata first, up to the first file whose bytes are
@@ -135,6 +151,29 @@ def _size(place: str) -> int | None:
 
 def _table_of(place: str) -> str:
     return place[: place.index(_BELOW)]
+
+
+def _take_back(home: str, time: str, load: Loading) -> None:
+    """Removes the instants of a commit and the files that it has written, also from the table of metadata."""
+    for top in (home, f"{home}/{hudi.METADATA}"):
+        for directory in (f"{top}/{each}" for each in hudi.TIMELINES[:2]):
+            found = (
+                (join(directory, name), hudi.instant_of(join(directory, name))) for name in located(directory).list()
+            )
+            own = [(place, each) for place, each in found if each is not None and each.time.startswith(time)]
+            for place, each in sorted(own, key=lambda pair: pair[1].state):  # the completed one first
+                data = located(place).read_bytes()
+                load.remove(place)
+                with suppress(FormatError):
+                    written = hudi.written_files(place, data) if each.state == hudi.COMPLETED else ()
+                    for path in written:
+                        if not unsafe(path):  # another writer's text
+                            load.remove(f"{top}/{path}")
+
+
+def _commits_of(directory: str, names: Iterable[str]) -> Iterator[hudi.Instant]:
+    found = (hudi.instant_of(join(directory, name)) for name in names)
+    return (each for each in found if each is not None and _is_commit(each))
 
 
 def _is_commit(instant: hudi.Instant) -> bool:

@@ -167,6 +167,9 @@ class Loading(Moving, Protocol):
         """Publishes a file, with other bytes than the source's if `content` is given. Returns False if its bytes are
         missing; the load reports that."""
 
+    def had(self, place: str) -> bool:
+        """Returns True if the source has had the bytes of a file of the target, or if that cannot be known."""
+
     def have(self, file: TableFile, content: bytes) -> None:
         """Counts a file that the target has already."""
 
@@ -385,6 +388,10 @@ class TableFormat:
         """Returns True for a file that writers create once for each version: other bytes are another writer's."""
         return False
 
+    def commits_of_others(self, files: Sequence[TableFile], load: Loading, *, remove: bool) -> Iterator[str]:
+        """Yields commits of the target that the source never had, if each has a name of its own, or removes them."""
+        yield from ()
+
     def is_unique(self, path: str) -> bool:
         """Returns True for a file whose name is never given to another content."""
         return False
@@ -433,30 +440,26 @@ class TableFormat:
 def publish_in_order(
     files: Sequence[TableFile], load: Loading, content: Callable[[TableFile, Loading], bytes | None]
 ) -> Iterator[TableFile]:
-    """Publishes files up to the first whose bytes are missing, and yields each; the others are reported. content: as
-    `TableFormat.translated`."""
+    """Publishes files up to the first whose bytes are missing, and yields each. content: `TableFormat.translated`."""
     broken = ""
     for file in files:
         if broken:
             load.missing(file, f"{broken}, which precedes it, is missing")
             continue
+        broken = file.target
         try:
-            placed = load.place(file, content(file, load))
+            if load.place(file, content(file, load)):
+                broken = ""
+                yield file
         except (FormatError, FileNotFoundError) as error:  # a path that no table of the load has, a missing sidecar
             load.missing(file, str(error))
-            placed = False
-        if placed:
-            yield file
-        else:
-            broken = file.target
 
 
 _Format = TypeVar("_Format", bound=TableFormat)
 
 
 def with_log(format: _Format, *, purged: bool = False, retained: bool = False) -> _Format:
-    """Returns a format whose own log determines which files are valid. purged, retained: purges and retention act by
-    it."""
+    """Returns a format whose own log determines its valid files. purged, retained: these jobs act by it."""
     own = f"{format.said}: its own log determines its files, so"
     erase, remove = f"{own} erase with its own tools", f"{own} remove its data with its own tools"
     return replace(format, no_purge="" if purged else erase, no_retention="" if retained else remove)

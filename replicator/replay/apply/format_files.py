@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import msgspec
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.checksum import checksum_stream
+from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.place import join, located, normal, relative
 from cmroot.store.s3 import RENAMING
@@ -290,6 +290,9 @@ class TableLoad:
         placed = place_file(wanted, self.how)
         self.note(wanted, placed)
         return placed.origin != "missing"
+
+    def had(self, place: str) -> bool:
+        return self.how.roots.alone or self.how.roots.has(*checksum_at(place))
 
     def have(self, file: TableFile, content: bytes) -> None:
         self.note(with_content(_wanted(file), content), Placed("present", len(content)))

@@ -80,6 +80,8 @@ def run_publish_task(task: PublishTask, fence: Fence = OPEN) -> PublishReport:
             load = TableLoad(directory, homes.get(directory, NOWHERE), task.rules, how, note)
             if not task.over:
                 report.foreign |= {file.target: format.said for file in files if is_foreign(file, format, load)}
+            others = dict.fromkeys(format.commits_of_others(files, load, remove=task.over), format.said)
+            report.foreign |= {} if task.over else others
             if not report.foreign:
                 listed = partial(_listed, report, homes, task.rules, how)
                 format.publish(files, replace(load, listed=listed) if format.lists_places else load)
