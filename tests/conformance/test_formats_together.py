@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import deltalake
+import hudi_tables
 import pytest
 from acid_tables import AcidLab, acid_lab
 from command_line import command
@@ -97,10 +98,13 @@ def test_a_name_whose_format_changes_in_one_range(acid: AcidLab) -> None:
         db.alter("x", **{"spark.sql.sources.provider": "delta"})
         deltalake.write_deltalake(str(db.home / "x"), rows(3))
 
+    def hudi() -> None:
+        hudi_tables.append(hudi_tables.make_small(db, "x"), 4)
+
     def dropped() -> None:
         db.drop("x")
 
-    kinds = {plain: "plain", iceberg: "iceberg", transactional: "acid", delta: "delta"}
+    kinds = {plain: "plain", iceberg: "iceberg", transactional: "acid", delta: "delta", hudi: "hudi"}
 
     def is_last(side: PlainDatabase, uri: str, hive: Callable[..., list[list[str]]], step: Callable[[], None]) -> None:
         """Readers of its format find its rows."""
@@ -113,15 +117,18 @@ def test_a_name_whose_format_changes_in_one_range(acid: AcidLab) -> None:
             assert hive(f"select id from {side.name}.x") == [["2"]]
         elif step is delta:
             assert deltalake.DeltaTable(place).to_pyarrow_table()["id"].to_pylist() == [3]
+        elif step is hudi:
+            assert hudi_tables.ids(place) == [4]
         else:
             assert [path.name for path in Path(place).iterdir()] == ["a"]
 
     plain()
     acid.replicate()
-    i, d, t, p = iceberg, delta, transactional, plain
-    each = [(step,) for step in (i, p, d, p, t, i, d, i, t, d, t, p)]  # from each format to each other
+    i, d, t, p, h = iceberg, delta, transactional, plain, hudi
+    order = (i, p, d, p, t, i, d, i, t, d, t, p, h, i, h, d, h, t, h, p)
+    each = [(step,) for step in order]  # from each format to each other
     positions = dict[int, Callable[[], None]]()
-    for steps in (*each, (i, p), (d, t), (t, i), (i, d), (p, t), (t, d), (p,)):
+    for steps in (*each, (i, p), (d, t), (t, i), (i, d), (p, t), (t, d), (d, h), (h, p)):
         for step in steps:
             dropped()
             step()

@@ -83,12 +83,7 @@ class Hudi(Kind):
     column, name = "Hudi", "hudi"
 
     def make(self, db: PlainDatabase, uri: str) -> None:
-        place = db.home / self.name
-        place.mkdir(parents=True)
-        parameters = {"EXTERNAL": "TRUE", "spark.sql.sources.provider": "hudi"}
-        storage = hudi_tables.storage("cow", place)
-        table = Table(db=db.name, name=self.name, kind=EXTERNAL, parameters=parameters, storage=storage)
-        db.metastore.create_table(table)
+        hudi_tables.make_small(db, self.name)
 
     def write(self, db: PlainDatabase, uri: str, number: int) -> None:
         hudi_tables.append(self.place(db), number)

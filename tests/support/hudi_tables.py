@@ -96,6 +96,16 @@ def read(place: object) -> list[tuple[int, str, str]]:
     return sorted((row["id"], row["name"], row["d"]) for row in found.select(["id", "name", "d"]).to_pylist())
 
 
+def make_small(db: PlainDatabase, name: str) -> Path:
+    """A table without partitions for `append`; returns its directory."""
+    place = db.home / name
+    place.mkdir(parents=True, exist_ok=True)
+    parameters = {"EXTERNAL": "TRUE", "spark.sql.sources.provider": "hudi"}
+    table = Table(db=db.name, name=name, kind=EXTERNAL, parameters=parameters, storage=storage("cow", place))
+    db.metastore.create_table(table)
+    return Path(place)
+
+
 def append(place: Path, id: int) -> None:
     """A commit of one row, as a writer of table version 6 leaves it in a table without partitions; the first one makes
     the table."""
