@@ -19,8 +19,8 @@ from replicator.captures import trees
 from replicator.captures.inventory import last_recorded
 from replicator.captures.manifest import Manifest, opened
 from replicator.captures.trees import remember_log_file
-from replicator.core.model import Column, Storage, Table
-from replicator.metastore.events.record import AlterTable, ChangeRecord, CreateTable, DropTable
+from replicator.core.model import Column, Partition, Storage, Table
+from replicator.metastore.events.record import AddPartitions, AlterTable, ChangeRecord, CreateTable, DropTable
 
 
 def interrupted(work: Callable[[], None], line: int) -> bool:
@@ -89,6 +89,31 @@ def test_objects_that_an_older_release_did_not_list_are_listed(tmp_path: Path) -
         manifest.mark_listed(found)
         manifest.commit()
         manifest.close()
+
+
+def test_files_that_an_older_release_recorded_with_partitions_of_a_hudi_table_end(tmp_path: Path) -> None:
+    path, reader = tmp_path / "m.sqlite", "org.apache.hudi.hadoop.HoodieParquetInputFormat"
+    manifest = Manifest(path)
+    storage = Storage(location="file:/w/t", input_format=reader)
+    table = Table(db="d", name="t", storage=storage, partition_keys=(Column("p", "string"),))
+    partition = Partition(values=("1",), storage=Storage(location="file:/w/t/p=1", input_format=reader))
+    changes = (CreateTable(table=table), AddPartitions(db="d", table="t", keys=("p",), partitions=(partition,)))
+    for at, change in enumerate(changes, 1):
+        manifest.apply(ChangeRecord(position=at, event=at, time=at, change=change))
+    manifest.advance(2, 2, 2)
+    assert [each.label for some in manifest.unlisted() for each in some] == ["d.t at file:/w/t"]
+    manifest.change("UPDATE partitions SET location = ?", ("file:/w/t/p=1",))
+    manifest.change("UPDATE tables SET listed = ?", (1,))
+    row = (1, 1, "a.parquet", 5, 0, "i", "00" * 16, 1, None, 2)
+    manifest.change(f"INSERT INTO files VALUES ({', '.join('?' * len(row))})", row)
+    manifest.change("DELETE FROM state WHERE key = ?", ("whole",))
+    manifest.commit()
+    manifest.close()
+    manifest = Manifest(path)
+    assert [each.label for some in manifest.unlisted() for each in some] == ["d.t at file:/w/t"]
+    assert manifest.files(1, 1) == {}
+    (ended,) = [each for rows in manifest.ended() for each in rows.to_pylist()]
+    assert (ended["op"], ended["table"], ended["partition"], ended["path"]) == ("release", "t", "p=1", "a.parquet")
 
 
 def test_only_a_damaged_manifest_is_to_be_deleted(tmp_path: Path) -> None:
