@@ -33,6 +33,7 @@ from replicator.captures.unlistable import (
     remember,
     remembered,
 )
+from replicator.core.model import Partition, Table
 from replicator.core.named_files import ON_NODES
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
@@ -66,9 +67,11 @@ class Contents:
     # ---- files named by events --------------------------------------------------------------------------------------
 
     def expect(self, change: Change, position: int, files: Sequence[NamedFile]) -> None:
-        """Assigns the files that a record names to it, once they are seen."""
+        """Assigns the files that a record names to it, once they are seen; not of a table whose files are one state."""
         table = change.touched
-        if table is not None:
+        stored = (each.storage for each in change.objects if isinstance(each, Table | Partition))
+        is_whole = any(each is not None and each.is_whole for each in stored)
+        if table is not None and not is_whole:
             for file in files:
                 named = self._named.setdefault((*table, file.partition or ""), {})
                 named.setdefault(file.uri, position)

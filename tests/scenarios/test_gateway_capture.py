@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import command
 from gateways import ALL, FILES, Guarded, guarded
+from hudi_tables import make, read
 from lab import Lab
 from raw_thrift import struct
 
@@ -73,6 +74,31 @@ def test_drops_between_captures_leave_a_log_that_adds_up(fixture: Lab) -> None:
                 assert row["checksum"] is not None, row
                 live[row["checksum"]] = live.get(row["checksum"], 0) + {"add": 1, "release": -1}[row["op"]]
     assert sorted(live.values())[-1] == 1 and sum(live.values()) == 1, "only parts/p=b is left"
+
+
+def test_a_dropped_hudi_table_is_kept_with_its_hidden_files(fixture: Lab) -> None:
+    guard: Guarded = fixture.guard  # type: ignore[attr-defined]
+    place = make(fixture.source, "cow", "9", name="lake")
+    wanted, made = read(place), fixture.source.metastore.current_event_id()
+    guard.call("drop_table", fixture.name, "lake", True)
+    assert not place.exists()
+    assert fixture.dump("--until", str(made), since=fixture.last).code == 0
+    loaded = fixture.load()
+    assert (loaded.code, loaded.output["missing"]) == (0, []), loaded
+    assert read(fixture.target.home / "lake") == wanted
+
+
+def test_a_dropped_partition_of_a_hudi_table_is_kept_with_its_hidden_files(fixture: Lab) -> None:
+    guard: Guarded = fixture.guard  # type: ignore[attr-defined]
+    place = make(fixture.source, "mor", "9", name="lake")
+    contents = {path.read_bytes() for path in (place / "d=x").iterdir()}
+    assert any(path.name.startswith(".") and ".log." in path.name for path in (place / "d=x").iterdir())
+    guard.call("drop_partition", fixture.name, "lake", ["x"], True)
+    assert not (place / "d=x").exists()
+    kept = {path.read_bytes() for path in (fixture.cmroot / "files").rglob("*") if path.is_file()}
+    assert contents <= kept
+    assert fixture.capture().code == 0
+    assert guard.entries() == []
 
 
 def test_a_capture_waits_for_what_is_not_decided(fixture: Lab) -> None:
