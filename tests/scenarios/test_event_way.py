@@ -5,7 +5,7 @@ from __future__ import annotations
 from event_trace import traced
 from lab import Lab
 
-FILES = 48
+FILES = 49
 """Of a dump and a load together, above `core`, `metastore` and `cmroot`."""
 
 
