@@ -215,11 +215,13 @@ def test_a_commit_of_another_writer_is_refused_and_repaired(fixture: Lab, versio
     data = next(there.rglob("*.parquet"))
     theirs = data.with_name(f"{uuid4()}-0_0-0-0_20991231000000000.parquet")
     theirs.write_bytes(data.read_bytes())
-    paths = [str(theirs.relative_to(there)), "../../untouched", "d=x/../../../untouched"]
+    unpack("cow", version, "last", place)
+    of_source = sorted(name for name in files(place).keys() & files(there).keys() if name.endswith(".parquet"))
+    assert of_source
+    paths = [str(theirs.relative_to(there)), *of_source, "../../untouched", "d=x/../../../untouched"]
     stats = {"partitionToWriteStats": {theirs.parent.name: [{"path": path} for path in paths]}}
     (untouched := there.parents[1] / "untouched").write_text("mine")
     (timeline(there, version) / own).write_text(json.dumps(stats))
-    unpack("cow", version, "last", place)
     assert fixture.dump(since=fixture.last).code == 0
     refused = load(fixture)
     assert (refused.code, refused.output["foreign"]) == (6, [str(timeline(there, version) / own)]), refused

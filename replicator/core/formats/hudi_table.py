@@ -88,7 +88,7 @@ class HudiTable(TableFormat):
                 if commit and commit.time > first and not load.had(place := join(there, name)):
                     yield place
                     if remove:
-                        _take_back(_table_of(place), commit.time, load)
+                        _take_back(_table_of(place), _table_of(f"{here}/"), commit.time, load)
 
     def publish(self, files: Sequence[TableFile], load: Loading) -> None:
         """Publishes the timelines, that of the table of metadata first, up to the first file whose bytes are
@@ -153,22 +153,22 @@ def _table_of(place: str) -> str:
     return place[: place.index(_BELOW)]
 
 
-def _take_back(home: str, time: str, load: Loading) -> None:
-    """Removes the instants of a commit and the files that it has written, also from the table of metadata."""
-    for top in (home, f"{home}/{hudi.METADATA}"):
-        for directory in (f"{top}/{each}" for each in hudi.TIMELINES[:2]):
-            found = (
-                (join(directory, name), hudi.instant_of(join(directory, name))) for name in located(directory).list()
-            )
-            own = [(place, each) for place, each in found if each is not None and each.time.startswith(time)]
-            for place, each in sorted(own, key=lambda pair: pair[1].state):  # the completed one first
-                data = located(place).read_bytes()
-                load.remove(place)
-                with suppress(FormatError):
-                    written = hudi.written_files(place, data) if each.state == hudi.COMPLETED else ()
-                    for path in written:
-                        if not unsafe(path):  # another writer's text
-                            load.remove(f"{top}/{path}")
+def _take_back(home: str, source: str, time: str, load: Loading) -> None:
+    """Removes the instants of another writer's commit and the files that it has written, also from the table of
+    metadata; nothing that the source has, whatever the commit names. home, source: the table on both sides."""
+    for directory in hudi.TIMELINES:
+        top = f"{hudi.METADATA}/" if directory.startswith(hudi.METADATA) else ""
+        names = set(located(f"{home}/{directory}").list()).difference(located(f"{source}/{directory}").list())
+        found = ((f"{directory}/{name}", hudi.instant_of(f"{directory}/{name}")) for name in names)
+        own = [(path, each) for path, each in found if each is not None and each.time.startswith(time)]
+        for path, each in sorted(own, key=lambda pair: pair[1].state):  # the completed one first
+            data = located(f"{home}/{path}").read_bytes()
+            load.remove(f"{home}/{path}")
+            with suppress(FormatError):
+                written = hudi.written_files(path, data) if each.state == hudi.COMPLETED else ()
+                for file in (f"{top}{name}" for name in written if not unsafe(name)):
+                    if not located(f"{source}/{file}").exists():
+                        load.remove(f"{home}/{file}")
 
 
 def _commits_of(directory: str, names: Iterable[str]) -> Iterator[hudi.Instant]:

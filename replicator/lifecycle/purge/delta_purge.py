@@ -94,7 +94,7 @@ class DeltaLake(Lake):
         return Seen(log.location, log.held, sizes, rows, older, is_dirty, [*self.finder.gaps, *self._named(log)])
 
     def _named(self, log: Log) -> Iterator[PurgeGap]:
-        """Yields what a purge leaves, by name."""
+        """Yields a gap for each thing that the purge has left."""
         name = self._onboarded.name
         for path in sorted(log.held.keys() - log.live.keys() - log.below.keys()):
             yield PurgeGap(name, f"rows with ids in {path}, of another table, which older versions name: purge that")
