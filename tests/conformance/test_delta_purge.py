@@ -13,15 +13,12 @@ import pytest
 from command_line import Answer, command
 from delta_spark import DeltaSpark, delta_settings
 from lab import Lab
-from lake_purges import DESCRIPTOR, EVERYONE, GONE, holding, make_ids
+from lake_purges import DESCRIPTOR, EVERYONE, GONE, certified_by, holding, make_ids
 from lake_purges import purge as purge_by
 from plain_tables import PlainDatabase
 from purges import Warehouse
 
-from cmroot.root import create_or_open, open_existing
-from replicator.lifecycle.purge.certificate_file import Certificate
-from replicator.lifecycle.purge.certify import Replica
-from replicator.lifecycle.purge.options import PurgeOptions
+from cmroot.root import create_or_open
 
 LEFT = EVERYONE - set(GONE)
 
@@ -254,23 +251,15 @@ def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: DeltaSpar
     done = purge(fixture, db=source.name)
     assert done.code == 0 and holding(source.home) == [], done
 
-    def proved(**options: bool) -> Certificate:
-        policy = fixture.policy
-        replica = Replica(
-            policy.name, fixture.target.metastore, policy.target_cmroot, policy.target_name, lambda *_: True
-        )
-        asked = PurgeOptions(f"{fixture.name}.gone:b", source.name, "privacy.column")
-        return warehouse.certify(open_existing(str(fixture.cmroot)), asked, replica, **options)
-
-    behind = proved()
+    behind = certified_by(fixture, warehouse, source.name)
     held = {each["what"] for each in behind.holding}
     assert behind.status == "remaining" and held == {"$cmroot", "replica"}, behind.holding
 
     fixture.sync()
     assert holding(target.home) == [] and seen(target.home / "t") == LEFT
-    expedited = proved(expedited=True)
+    expedited = certified_by(fixture, warehouse, source.name, expedited=True)
     fixture.sync()
-    certified = proved(expedited=True)
+    certified = certified_by(fixture, warehouse, source.name, expedited=True)
     assert certified.status == "certified", (expedited.holding, certified.holding, certified.gaps)
     assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
 

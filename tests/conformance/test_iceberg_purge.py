@@ -12,15 +12,13 @@ from command_line import Answer, command
 from iceberg_spark import IcebergSpark, with_product
 from iceberg_tables import catalog
 from lab import Lab
-from lake_purges import DESCRIPTOR, GONE, holding, iceberg_settings, make_ids
+from lake_purges import DESCRIPTOR, GONE, certified_by, holding, iceberg_settings, make_ids
 from lake_purges import purge as purge_by
 from plain_tables import PlainDatabase
 from purges import Warehouse
 
 from cmroot.root import create_or_open, open_existing
 from replicator.core.connections import MetastoreConfig
-from replicator.lifecycle.purge.certificate_file import Certificate
-from replicator.lifecycle.purge.certify import Replica
 from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.metastore.thrift import connect
 
@@ -206,23 +204,15 @@ def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: IcebergSp
     done = purge(fixture, db=source.name)
     assert done.code == 0 and holding(source.home) == [], done
 
-    def proved(**options: bool) -> Certificate:
-        policy = fixture.policy
-        replica = Replica(
-            policy.name, fixture.target.metastore, policy.target_cmroot, policy.target_name, lambda *_: True
-        )
-        asked = PurgeOptions(f"{fixture.name}.gone:b", source.name, "privacy.column")
-        return warehouse.certify(open_existing(str(fixture.cmroot)), asked, replica, **options)
-
-    behind = proved()
+    behind = certified_by(fixture, warehouse, source.name)
     held = {each["what"] for each in behind.holding}
     assert behind.status == "remaining" and held == {"$cmroot", "replica"}, behind.holding
 
     fixture.sync()
     assert holding(target.home) == [] and set(column(fixture.target_uri, target.name)) == everyone - set(GONE)
-    expedited = proved(expedited=True)
+    expedited = certified_by(fixture, warehouse, source.name, expedited=True)
     fixture.sync()
-    certified = proved(expedited=True)
+    certified = certified_by(fixture, warehouse, source.name, expedited=True)
     assert certified.status == "certified", (expedited.holding, certified.holding, certified.gaps)
     assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
 
@@ -246,21 +236,13 @@ def test_files_outside_of_the_table_are_purged_at_both_sides(
     done = purge(fixture, db=source.name)
     assert done.code == 0 and holding(outside) == [] == holding(source.home), done
 
-    def proved(**options: bool) -> Certificate:
-        policy = fixture.policy
-        replica = Replica(
-            policy.name, fixture.target.metastore, policy.target_cmroot, policy.target_name, lambda *_: True
-        )
-        asked = PurgeOptions(f"{fixture.name}.gone:b", source.name, "privacy.column")
-        return warehouse.certify(open_existing(str(fixture.cmroot)), asked, replica, **options)
-
-    behind = proved()
+    behind = certified_by(fixture, warehouse, source.name)
     assert {each["what"] for each in behind.holding} == {"$cmroot", "replica"}, behind.holding
     fixture.sync()
     assert holding(target.home) == []
-    proved(expedited=True)
+    certified_by(fixture, warehouse, source.name, expedited=True)
     fixture.sync()
-    certified = proved(expedited=True)
+    certified = certified_by(fixture, warehouse, source.name, expedited=True)
     assert certified.status == "certified", (certified.holding, certified.gaps)
     assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
 

@@ -16,7 +16,12 @@ import pyarrow.parquet as pq
 from command_line import Answer
 from iceberg_spark import with_product
 from lab import Lab
+from purges import Warehouse
 
+from cmroot.root import open_existing
+from replicator.lifecycle.purge.certificate_file import Certificate
+from replicator.lifecycle.purge.certify import Replica
+from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.metastore.java import find_java
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +33,14 @@ EVERYONE = {f"person-{each:04}" for each in range(200)}
 def make_ids(lab: Lab) -> None:
     """The table of ids."""
     lab.source.table("gone", {"ids": "".join(f"1\x01{each}\n" for each in GONE)})
+
+
+def certified_by(lab: Lab, warehouse: Warehouse, db: str, **options: bool) -> Certificate:
+    """The certificate about a database of the lab's policy and its replica."""
+    policy = lab.policy
+    replica = Replica(policy.name, lab.target.metastore, policy.target_cmroot, policy.target_name, lambda *_: True)
+    asked = PurgeOptions(f"{lab.name}.gone:b", db, "privacy.column")
+    return warehouse.certify(open_existing(str(lab.cmroot)), asked, replica, **options)
 
 
 def iceberg_settings() -> list[str]:
