@@ -76,7 +76,8 @@ class CaptureSettings:
     `everything`, or if nothing was captured before, every database of the metastore except those of a drill.
     scan: look for changes without an event, in directories and, with `compare`, in the metastore: databases, functions
     and tables. deep: also compare partitions one by one. scan_time: examine tables for about this long and continue
-    after them in the next capture; new and dropped tables are always found.
+    after them in the next capture; new and dropped tables are always found. paced: without scan_time, as long as
+    `Scan.paced` says; a capture with `deep` or of lost events examines all.
     constraints: read the constraints of all tables from a server that does not announce every change of them.
     grants: compare grants and roles with the metastore, if the scan compares tables.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
@@ -92,6 +93,7 @@ class CaptureSettings:
     everything: bool = False
     scan: bool = True
     scan_time: timedelta | None = None
+    paced: bool = False
     compare: bool = True
     deep: bool = False
     constraints: bool = False
@@ -127,8 +129,10 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 run.read_constraints(again=options.constraints)
                 run.walk_new(_wanted(source, manifest, options.databases, everything=options.everything))
                 looked = clocks.monotonic()
-                if options.scan and options.compare and options.scan_time is not None and not run.holed:
-                    run.scan.some(options.scan_time, deep=options.deep)
+                limit = run.scan.paced() if options.paced and not options.deep else None
+                limit = limit if options.scan_time is None else options.scan_time
+                if options.scan and options.compare and limit is not None and not run.holed:
+                    run.scan.some(limit, deep=options.deep)
                 elif options.scan or run.holed:
                     looked += run.scan.everything(compare=options.compare or run.holed, deep=options.deep or run.holed)
                 run.settle([parse_name(text) for text in options.empty], named=options.scan or run.holed)

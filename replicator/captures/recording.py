@@ -41,8 +41,9 @@ class Captured(Report):
     """The report of a capture. `through_event` and `position`: the end of the captured log; `keeper`: those used, such
     as "link, version"; `unknown`: events retained unread, the first ones by name; `unknown_kinds`: all of them, counted
     by kind; scan_seconds, compare_seconds: the time to scan directories (including listing those that changed), and to
-    compare tables with the metastore; scanned: progress of a time-limited scan; covered_until: every change before this
-    time is in the log, with or without an event (seconds since 1970; None: a database was never scanned completely);
+    compare tables with the metastore; scanned: progress of a scan that did not reach all tables; covered_until: every
+    change before this time is in the log, with or without an event (seconds since 1970; None: a database was never
+    scanned completely);
     `databases`: all that the root captures, not only those of this call; `formats`: tables whose format loads
     leave out, with the reason; `outside`: tables whose log names files by absolute paths (see
     `named_outside`); `transactional`: tables that loads into metastores before Hive 3 leave out;

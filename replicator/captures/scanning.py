@@ -49,6 +49,9 @@ MARGIN = timedelta(hours=1)
 DELIVERY = timedelta(minutes=15)
 """A notification may arrive this long after its change: S3 delivers within seconds, and now and then after minutes."""
 
+SHARE, SHORTEST = 10, timedelta(milliseconds=100)
+"""A paced scan may take one part in so many of the time since the scan before it, and at least so long."""
+
 MANY = 100_000
 """The number of messages of one capture above which listing everything is cheaper."""
 
@@ -97,6 +100,9 @@ class BucketNotices:
         if key and named[at : at + 1] == [key]:
             return False
         return next(_of_root(named, top) if root else _below(named, top), None) is None
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
 
     @property
     def delay(self) -> int:
@@ -253,6 +259,14 @@ class Scan:
             self._log.cover(dict.fromkeys(self._log.manifest.scope(), self._log.began - self._notices.delay))
         return self._log.report.compare_seconds
 
+    def paced(self) -> timedelta | None:
+        """Returns the time limit by which scans take one part in SHARE of the time; None if all is to be scanned: for
+        the first time, and where the difference of snapshots or notifications tell what to list."""
+        last = Turns(self._log.manifest, self._log.began).last
+        if last is None or self._notices or bases(self._log.manifest):
+            return None
+        return max(SHORTEST, timedelta(seconds=(self._log.began - last) / SHARE))
+
     def some(self, limit: timedelta, *, deep: bool) -> None:
         """Scans new and dropped tables and some others, for about `limit`, and at least one batch."""
         end, existing = clocks.monotonic() + limit.total_seconds(), self._existing()
@@ -276,7 +290,8 @@ class Scan:
         scanned = turns.end()
         if scanned.tables == scanned.of:
             note_engines(self._source, self._log.manifest)
-        self._log.report.scanned = scanned
+        else:
+            self._log.report.scanned = scanned
         self._log.cover({**dict.fromkeys(existing, self._log.began), **turns.covered()})
 
     def _compare_outlines(self, db: str, deep: bool) -> None:

@@ -366,6 +366,7 @@ class Turns:
         self._after: int = state.get("after", 0)  # the id of a table, which a rename does not change
         self._began: int = state.get("began", now)  # start of this round
         self._since: int | None = state.get("since")  # start of the last complete round
+        self.last: int | None = state.get("last")  # start of the last capture that scanned
         self._looked, self._all = 0, 0
 
     def batches(self) -> Iterator[dict[str, list[str]]]:
@@ -410,5 +411,5 @@ class Turns:
         self._remember()
 
     def _remember(self) -> None:
-        state = {"after": self._after, "began": self._began, "since": self._since}
+        state = {"after": self._after, "began": self._began, "since": self._since, "last": self._now}
         self._manifest.remember(_STATE, json.dumps(state))

@@ -83,6 +83,7 @@ def run_lines(run: SyncRun) -> Iterable[str]:
             ("dropped", shortened(run.dropped)),
             ("left", shortened(run.left)),
             ("not replicated", shortened(map(str, run.not_replicated))),
+            ("scanned", run.scanned),
             ("lag", _lag_line(run)),
             ("verified", _compared_line(run.compared) if run.compared else None),
             ("warning", shortened(run.warnings)),

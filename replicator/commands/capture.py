@@ -106,6 +106,7 @@ def capture(options: CaptureOptions) -> Captured:
         everything=options.all_databases,
         scan=options.scan,
         scan_time=options.scan_time,
+        paced=True,
         deep=options.deep,
         repair=options.repair,
         grants=options.grants != "ignore",

@@ -82,7 +82,8 @@ ScanTime = Annotated[
     timedelta | None,
     opt(
         "Time limit of that scan, such as 1s: of very many tables it scans some, and the next scan "
-        "continues after them. New and dropped tables are always found. Default: all."
+        "continues after them. New and dropped tables are always found. Default: a tenth of the time since the last "
+        "scan, at least 0.1s and 100 tables."
     ),
 ]
 DeepScan = Annotated[bool, opt("Also compare each partition, and all constraints, with the metastore.")]

@@ -100,7 +100,12 @@ def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
     if options.empty and not options.once:
         raise UsageError("--empty applies to one run", hint="run once with it, then follow without")
     wanted = steps.SyncSettings(
-        adopt=options.adopt, drop_left=options.drop_left, deep=options.deep, empty=options.empty, brake=options.limits
+        adopt=options.adopt,
+        drop_left=options.drop_left,
+        paced=True,
+        deep=options.deep,
+        empty=options.empty,
+        brake=options.limits,
     )
     with opened(options, options.policy, options.jobs) as sides:
         lineage = Lineage(options.settings.lineage, sides.policy)

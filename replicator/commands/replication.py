@@ -274,6 +274,7 @@ def _captured(options: DumpOptions, root: ChangeRoot, runtime: Runtime) -> tuple
             databases,
             scan=options.scan,
             scan_time=options.scan_time,
+            paced=not whole and not options.draining,
             deep=options.deep,
             constraints=whole or options.draining,
             repair=whole,

@@ -183,7 +183,9 @@ def follow_policy(
 
     def once(scan: Scan) -> SyncRun:
         whole = scan is Scan.ALL
-        chosen = replace(options, scan=scan is not Scan.NOTHING, compare=whole, deep=options.deep and whole)
+        chosen = replace(
+            options, scan=scan is not Scan.NOTHING, paced=False, compare=whole, deep=options.deep and whole
+        )
         return sync_once(sides, chosen, remembering)
 
     def compare(enough: Callable[[], bool]) -> Compared | None:

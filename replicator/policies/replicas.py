@@ -202,7 +202,7 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
         return None
 
     captured: list[Captured] = []
-    scanning = Steps(direction, replace(steps.options, scan=True), steps.runtime)
+    scanning = Steps(direction, replace(steps.options, scan=True, paced=False), steps.runtime)
 
     def changed(db: str, names: Set[str]) -> Set[str]:
         if not captured:  # called after all comparisons, so it includes all writes until then

@@ -21,6 +21,7 @@ from cmroot.lease import Lease
 from cmroot.root import create_or_open
 from replicator.captures.dumps.dump import Dumped
 from replicator.captures.dumps.layout import Point
+from replicator.captures.walk import ScannedTables
 from replicator.core import logging
 from replicator.core.logging import SERVICE_RUN, lines_about
 from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
@@ -55,8 +56,8 @@ class SyncRun(LoadCounts):
     `bootstrapped`: databases that were dumped completely, and why. `left`: replicas of databases and tables that the
     policy no longer names, which remain without consent; `dropped`: those that were dropped. `not_replicated`: objects
     that differ between target and source. `compared`: the verification after this run, or of the background since the
-    previous run; None if nothing was verified. `steps`: seconds by name; scan_seconds, compare_seconds: of its capture,
-    as in `Captured`; lag_seconds, lag_seconds_bound: as in `Lag`, at its end."""
+    previous run; None if nothing was verified. `steps`: seconds by name; scan_seconds, compare_seconds, scanned: of its
+    capture, as in `Captured`; lag_seconds, lag_seconds_bound: as in `Lag`, at its end."""
 
     before: ClassVar[str] = "left"
     policy: str
@@ -84,6 +85,7 @@ class SyncRun(LoadCounts):
     steps: dict[str, float] = field(default_factory=dict)
     scan_seconds: float = 0.0
     compare_seconds: float = 0.0
+    scanned: ScannedTables | None = None
     seconds: float = 0.0
 
     @property
@@ -153,6 +155,7 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
             captured = steps.capture()
             report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
             report.captured, report.missing_directories = captured.records, captured.missing_directories
+            report.scanned = captured.scanned
             covered = captured.covered_until
             seen = steps.concerning(captured.not_replicated)
             left_out = steps.left_out(captured)

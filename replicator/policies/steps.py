@@ -65,13 +65,14 @@ class SyncSettings:
 
     adopt: tables and databases of the target that replication did not create become replicas; equal data is retained,
     differing data is moved to the target's `$cmroot`. drop_left: so are replicas that left the policy. draining: the
-    source is fenced, and the caller, which fenced it, fetches its last changes. scan, compare, deep, empty: as in a
-    capture. brake: removal limit, as in a load. patience: how long to wait for a root's lease."""
+    source is fenced, and the caller, which fenced it, fetches its last changes. scan, paced, compare, deep, empty: as
+    in a capture. brake: removal limit, as in a load. patience: how long to wait for a root's lease."""
 
     adopt: bool = False
     drop_left: bool = False
     draining: bool = False
     scan: bool = True
+    paced: bool = False
     compare: bool = True
     deep: bool = False
     empty: Sequence[str] = ()
@@ -140,6 +141,7 @@ class Steps:
         chosen = CaptureSettings(
             there,
             scan=self.options.scan,
+            paced=self.options.paced,
             compare=self.options.compare,
             deep=self.options.deep,
             constraints=self.options.draining or self._begins(),

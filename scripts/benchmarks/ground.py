@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -144,10 +143,10 @@ def small_files(directory: Path, first: int, count: int) -> None:
 
 
 def captured(
-    client: ThriftMetastore, root: str, databases: Sequence[str], engine: AutoEngine, scan_time: timedelta | None = None
+    client: ThriftMetastore, root: str, databases: Sequence[str], engine: AutoEngine, *, paced: bool = False
 ) -> tuple[ChangeRoot, Captured]:
     opened = create_or_open(root)
-    return opened, capture(client, opened, CaptureSettings(databases, scan_time=scan_time), Runtime(engine))
+    return opened, capture(client, opened, CaptureSettings(databases, paced=paced), Runtime(engine))
 
 
 def dumped(

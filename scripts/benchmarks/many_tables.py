@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -36,7 +35,6 @@ PARTITIONS = {"full": 25, "small": 10}
 CONNECTIONS = (1, 2, 4, 8, 16)
 TRIED = 40  # tables for each number of connections, twice
 INCREMENTS = 5
-SCAN_TIME = timedelta(seconds=0.1)
 WANTED, FLAT = 1.3, 1.5
 
 Send = Callable[[Any], object]  # what to do with a raw client
@@ -316,17 +314,17 @@ def _increments(
     here, numbers = warehouse.directory, itertools.count()
     found: dict[str, list[float]] = {
         "idle increment": [],
-        "idle, --scan-time 0.1s": [],
+        "idle, all tables scanned": [],
         "one change, dump": [],
         "one change, load": [],
     }
 
-    def increment(scan_time: timedelta | None = None) -> tuple[float, float]:
+    def increment(*, paced: bool = True) -> tuple[float, float]:
         nonlocal dump
         out = here / f"increment-{next(numbers)}"
 
         def dumps() -> None:
-            ground.captured(source, str(root.place), ["many"], ground.engine("auto"), scan_time)
+            ground.captured(source, str(root.place), ["many"], ground.engine("auto"), paced=paced)
             ground.dumped(source, root, out, ["many"], since=str(dump))
 
         seconds = timed(dumps)
@@ -336,7 +334,7 @@ def _increments(
     increment()
     for number in range(INCREMENTS):
         found["idle increment"].append(sum(increment()))
-        found["idle, --scan-time 0.1s"].append(sum(increment(SCAN_TIME)))
+        found["idle, all tables scanned"].append(sum(increment(paced=False)))
         name, value = f"t{number}", f"new{number}"
         place = here / "source" / "warehouse" / "many.db" / name
         ground.add_partitions(source, "many", name, place, [value])

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counting_proxy import counting
+from engines import local_runtime
 from plain_tables import PlainDatabase, plain_database
+from waiting import Clock
 
 import replicator
+from cmroot.root import create_or_open
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import Captured
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.errors import UsageError
@@ -76,7 +81,32 @@ def test_new_and_dropped_tables_without_events_are_found_in_every_turn(
         db.table("new", {"f": "x"})
     captured = replicator.capture(source=forgetful().uri, cmroot=root, scan_time=SHORT)
     assert _changed(root, captured.first_position - 1) == ["gone", "new"]
-    assert captured.scanned and captured.scanned.tables == captured.scanned.of == 2
+    assert captured.scanned is None, "two tables are one batch"
+
+
+def test_a_paced_scan_takes_a_tenth_of_the_time_since_the_one_before(many: PlainDatabase, tmp_path: Path) -> None:
+    """After an hour, all tables; at once, some, until each had its turn. --deep compares all."""
+    root, clock = create_or_open(str(tmp_path / "cm")), Clock(1_900_000_000.0)
+    last = f"t{TABLES - 1}"
+
+    def paced(**options: Any) -> Captured:
+        with connect(many.metastore.uri) as source:
+            return capture(
+                source, root, CaptureSettings([many.name], paced=True, **options), local_runtime(clock=clock)
+            )
+
+    assert paced().scanned is None
+    many.write(last, {"newer": "without an event"})
+    clock.now += 3600
+    later = paced()
+    assert later.scanned is None and _changed(root.place, later.first_position - 1) == [last]
+    many.write(last, {"newest": "without an event"})
+    turns = [paced() for _ in range(TABLES // TABLE_BATCH + 1)]
+    assert all(each.scanned is None or each.scanned.tables >= TABLE_BATCH for each in turns)
+    assert _changed(root.place, turns[0].first_position - 1) == [last]
+    many.write(last, {"deep": "without an event"})
+    deep = paced(deep=True)
+    assert deep.scanned is None and _changed(root.place, deep.first_position - 1) == [last]
 
 
 def test_a_time_for_no_scan_is_refused(many: PlainDatabase, tmp_path: Path) -> None:
