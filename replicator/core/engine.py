@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from replicator.core.grouping import BatchReader, Deciding, decide_local
+from replicator.core.grouping import READ_AHEAD, BatchReader, Deciding, decide_local
 from replicator.core.spark import SparkEngine
 
 Task = TypeVar("Task")
@@ -82,8 +82,9 @@ class LocalEngine:
         decide: Callable[[pa.Table], pa.Table],
         schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
-        """Groups in memory: holds the rows of all sources at once."""
-        return decide_local(self.run, BatchReader(read, key), sources, Deciding(decide, schema))
+        """Groups in this process; many rows wait in a temporary file."""
+        reading = BatchReader(read, key, READ_AHEAD // self.parallelism)
+        return decide_local(self.run, reading, sources, Deciding(decide, schema))
 
 
 class AutoEngine:

@@ -7,11 +7,16 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from tempfile import TemporaryFile, gettempdir
+from threading import Lock
+from typing import IO, Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,6 +47,9 @@ def shared(items: Sequence[T], workers: int, most: int) -> Iterator[list[T]]:
 READ_AHEAD = 256 * 1024
 """Rows that a task collects before it splits them by key: fewer and larger batches are shuffled."""
 
+HELD = 64 << 20
+"""Bytes of rows that wait in memory, in this process."""
+
 Pieces = Iterator[tuple[str, pa.RecordBatch]]
 
 
@@ -57,6 +65,7 @@ class BatchReader:
 
     read: Callable[[Any], Iterator[pa.RecordBatch]]
     key: str
+    ahead: int = READ_AHEAD
 
     def pieces(self, source: Any) -> Pieces:
         waiting: list[pa.RecordBatch] = []
@@ -64,14 +73,11 @@ class BatchReader:
         for batch in self.read(source):
             waiting.append(batch)
             rows += batch.num_rows
-            if rows >= READ_AHEAD:
+            if rows >= self.ahead:
                 yield from cut(waiting, self.key)
                 waiting, rows = [], 0
         if rows:
             yield from cut(waiting, self.key)
-
-    def collect(self, source: Any) -> list[tuple[str, pa.RecordBatch]]:
-        return list(self.pieces(source))
 
     def partition(self, sources: Iterator[Any]) -> Iterator[tuple[str, bytes | Error]]:
         """Yields serialised batches. Errors of this program are shuffled like a group: a retry would not help."""
@@ -113,13 +119,75 @@ class Deciding:
 def decide_local(
     run: EngineRun, reading: BatchReader, sources: Iterable[Any], deciding: Deciding
 ) -> Iterator[pa.RecordBatch]:
-    """Runs both steps in this process, and holds all rows in memory between them."""
-    groups: dict[str, list[pa.RecordBatch]] = {}
-    for pieces in run(reading.collect, sources):
-        for value, batch in pieces:
-            groups.setdefault(value, []).append(batch)
-    for answer in run(deciding.group, (groups.pop(value) for value in list(groups))):
-        yield from answer.to_batches()
+    """Runs both steps in this process. Rows beyond HELD bytes wait in a temporary file between them."""
+    with Waiting() as waiting:
+
+        def read(source: Any) -> None:
+            for value, batch in reading.pieces(source):
+                waiting.add(value, batch)
+
+        for _ in run(read, sources):
+            pass
+        for answer in run(lambda value: deciding.group(waiting.pop(value)), waiting.values()):
+            yield from answer.to_batches()
+
+
+class Waiting:
+    """Serialised pieces of groups: up to HELD bytes in memory, more in a file that has no name. For many threads."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, list[bytes | tuple[int, int]]] = {}
+        self._lock, self._held, self._end = Lock(), 0, 0
+        self._file: IO[bytes] | None = None
+
+    def add(self, value: str, batch: pa.RecordBatch) -> None:
+        """Raises OSError with the temporary directory if it has no space."""
+        piece = pack(batch)
+        with self._lock:
+            pieces = self._groups.setdefault(value, [])
+            if self._held + len(piece) <= HELD:
+                self._held += len(piece)
+                pieces.append(piece)
+                return
+            self._append(piece)
+            pieces.append((self._end - len(piece), len(piece)))
+
+    def values(self) -> list[str]:
+        return list(self._groups)
+
+    def pop(self, value: str) -> list[pa.RecordBatch]:
+        """Returns a group. Not before the last `add`."""
+        return [
+            batch
+            for piece in self._groups.pop(value)
+            for batch in unpack(piece if isinstance(piece, bytes) else self._read(*piece))
+        ]
+
+    def _read(self, begin: int, size: int) -> bytes:
+        assert self._file
+        piece = os.pread(self._file.fileno(), size, begin)
+        if len(piece) < size:
+            raise OSError(errno.EIO, "a temporary file is shorter than what was written to it", gettempdir())
+        return piece
+
+    def _append(self, piece: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = TemporaryFile()  # noqa: SIM115  closed at the end
+            self._file.write(piece)
+            self._file.flush()  # it is read through its descriptor
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, gettempdir()) from error
+        self._end += len(piece)
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._groups.clear()
+        if self._file:
+            with contextlib.suppress(OSError):  # what could not be written
+                self._file.close()
 
 
 def cut(batches: list[pa.RecordBatch], key: str) -> Pieces:

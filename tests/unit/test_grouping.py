@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cmroot.store.checksum import FLOW, SLACK, copy_file
+from replicator.core import grouping
 from replicator.core.engine import Engine, LocalEngine
 from replicator.core.grouping import cut
 from replicator.core.spark import SparkEngine
@@ -84,6 +86,26 @@ def test_errors_of_ours_come_back_as_they_were(engines: dict[str, Engine], name:
     assert caught.value.hint == "mend it"
     with pytest.raises(UsageError, match="not this group"):
         list(engines[name].group(numbers, [range(50)], "key", refusing, ANSWER))
+
+
+@pytest.mark.parametrize("held", [0, 5_000])
+def test_rows_beyond_the_memory_wait_in_a_file(monkeypatch: pytest.MonkeyPatch, held: int, tmp_path: Path) -> None:
+    monkeypatch.setattr(grouping, "HELD", held)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    opened: list[int] = []
+    monkeypatch.setattr(grouping.os, "pread", lambda *a, pread=os.pread: opened.append(a[1]) or pread(*a))
+    sources = [range(start, start + 1000) for start in range(0, 20_000, 1000)]
+    batches = list(LocalEngine(2).group(numbers, sources, "key", summed, ANSWER))
+    found = {row["key"]: (row["rows"], row["total"]) for batch in batches for row in batch.to_pylist()}
+    assert found == {f"{end:02d}": (200, sum(range(end, 20_000, 100))) for end in range(100)}
+    assert len(opened) > 1000 and not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(grouping, "HELD", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(OSError, match=str(tmp_path / "none")):
+        list(LocalEngine(2).group(numbers, [range(10)], "key", summed, ANSWER))
 
 
 def test_a_batch_is_cut_into_one_piece_for_each_key() -> None:
