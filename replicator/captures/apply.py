@@ -309,14 +309,13 @@ class Fold(Inventory):
 
     def _move_elsewhere(self, table_id: int, names: Sequence[str], partitions: Sequence[Partition], at: int) -> None:
         """Drops the known files of those partitions in a batch of alters whose location changed."""
-        for name, partition in zip(names, partitions, strict=True):
-            row = self._db.execute(
-                "SELECT id FROM partitions WHERE table_id = ? AND name = ? AND location IS NOT ?",
-                (table_id, name, partition.location),
-            ).fetchone()
-            if row is not None:
-                self._forget_files(table_id, row[0], at)
-                self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
+        wanted = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
+        query = "SELECT id, name, location FROM partitions WHERE table_id = ? AND name IN"
+        asked = (table_id, msgspec.json.encode(names).decode())
+        for number, name, location in self._db.execute(f"{query} (SELECT value FROM json_each(?))", asked).fetchall():
+            if location != wanted[name]:
+                self._forget_files(table_id, number, at)
+                self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, number))
 
     def _alter_partition(self, change: kinds.AlterPartition, at: int) -> None:
         table_id = self._table_id(change.db, change.table)
@@ -440,18 +439,18 @@ class Fold(Inventory):
     def _object_ids(self, db: str, table: str, partition: str) -> tuple[int, int, int, bool] | None:
         """Returns (table_id, partition_id, start position, True if files are known) of an object by name."""
         if not partition:
-            query, names = "SELECT id, 0, since FROM tables WHERE db = ? AND name = ?", (db, table)
+            files = "EXISTS (SELECT 1 FROM files f WHERE f.table_id = t.id AND f.partition_id = 0)"
+            query, names = f"SELECT id, 0, since, {files} FROM tables t WHERE db = ? AND name = ?", (db, table)
         else:
             query = (
-                "SELECT t.id, p.id, p.since FROM tables t JOIN partitions p ON p.table_id = t.id"
+                "SELECT t.id, p.id, p.since,"
+                " EXISTS (SELECT 1 FROM files f WHERE f.table_id = t.id AND f.partition_id = p.id)"
+                " FROM tables t JOIN partitions p ON p.table_id = t.id"
                 " WHERE t.db = ? AND t.name = ? AND p.name = ? AND p.location NOTNULL"
             )
             names = (db, table, partition)  # type: ignore[assignment]
-        row: tuple[int, int, int] | None = self._db.execute(query, names).fetchone()
-        if row is None:
-            return None
-        any_file = self._db.execute("SELECT 1 FROM files WHERE table_id = ? AND partition_id = ? LIMIT 1", row[:2])
-        return *row, any_file.fetchone() is not None
+        row: tuple[int, int, int, int] | None = self._db.execute(query, names).fetchone()
+        return (*row[:3], bool(row[3])) if row else None
 
     def _ids_outside(self, ids: tuple[int, int, int, bool], location: str) -> tuple[int, int, int, bool]:
         """Returns the ids of a table's files, with a negative number for those outside of its location.

@@ -207,10 +207,12 @@ class Recording:
     def on_nodes(self, places: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Returns those of some places, each with its captured database, that are on the nodes of the source's
         cluster."""
-        local = [each for each in places if is_local(each[1])]
-        known = {db: self.manifest.database(db) for db in {db for db, _ in local}}
-        homes = {db: database.location if database else None for db, database in known.items()}
-        return {each for each in local if is_on_nodes(each[1], homes[each[0]], self.warehouse)}
+        asked = list(places)
+        known = {db: self.manifest.database(db) for db in {db for db, _ in asked}}
+        homes = {db: (database.location if database else None, self.warehouse) for db, database in known.items()}
+        if all(not home or is_local(home) for each in homes.values() for home in each):
+            return set()  # in nearly all warehouses
+        return {each for each in asked if is_on_nodes(each[1], *homes[each[0]])}
 
     def now(self) -> int:
         """Returns the time in whole seconds since 1970."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -359,7 +360,7 @@ def partition_name(keys: tuple[Column, ...], values: tuple[str, ...]) -> str:
         raise FormatError(f"{len(values)} partition values for {len(keys)} keys: {list(values)}")
     return "/".join(
         [
-            f"{_escaped(key.name.lower())}={_escaped(value) if value else DEFAULT_PARTITION}"
+            f"{_key(key.name)}={_escaped(value) if value else DEFAULT_PARTITION}"
             for key, value in zip(keys, values, strict=True)
         ]
     )
@@ -372,6 +373,11 @@ def partition_spec(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not all(equals for _, equals, _ in pairs):
         raise FormatError(f"{name!r} is not the name of a partition")
     return tuple(_unescaped(key) for key, _, _ in pairs), tuple(_unescaped(value) for _, _, value in pairs)
+
+
+@lru_cache(maxsize=10_000)
+def _key(name: str) -> str:
+    return _escaped(name.lower())
 
 
 def _escaped(text: str) -> str:

@@ -92,7 +92,7 @@ def names_file(obj: Table | Partition) -> bool:
     """Returns True if an object has such a property: nearly none has."""
     if isinstance(obj, Table) and named_metadata(obj):
         return True
-    return any(key.lower() == SCHEMA_URL for values in _maps(obj) for key in values)
+    return any(SCHEMA_URL in map(str.lower, values) for values in _maps(obj))
 
 
 def _maps(obj: Table | Partition) -> list[Mapping[str, str]]:
