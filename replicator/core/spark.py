@@ -41,14 +41,17 @@ _AUTHENTICATION = "hadoop.security.authentication"
 _DEFAULTS = {
     "spark.app.name": "replicator",
     "spark.ui.enabled": "false",
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.log.level": "ERROR",
     "spark.executor.syncLogLevel.enabled": "true",  # for executors as well (Spark 4): else their disks fill up
     "spark.task.maxFailures": "4",
 }
 
 
-_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.python.unix.domain.socket.enabled": "true",  # not on nodes: in a YARN container their paths are too long
+}
 
 
 class SparkEngine:
@@ -265,7 +268,7 @@ class SparkEngine:
             self._launch(environment)
             conf = SparkConf()  # as configured by the defaults file and spark-submit
             master = master or conf.get("spark.master") or "local[*]"
-            defaults = _DEFAULTS | (_LOOPBACK if is_local(master) else {})
+            defaults = _DEFAULTS | (_LOCAL if is_local(master) else {})
             for key, value in (defaults | self._settings).items():
                 if key in self._settings or not conf.contains(key):
                     conf.set(key, value)
@@ -297,6 +300,8 @@ class SparkEngine:
         conf.set(_BARS, "false")  # spark-submit takes this program for an interactive one, and sets true
         for key, value in self._settings.items():
             conf.set(key, value)
+        if self._master:
+            conf.setMaster(self._master)  # for YARN, spark-submit sends pyspark itself to the nodes
         more = dict(environment)
         if is_local(self._master or self._settings.get("spark.master") or "local"):
             more.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
@@ -315,6 +320,15 @@ def resources_in(directory: Path) -> str:
 def is_local(master: str) -> bool:
     """Returns True if a master's executors are threads of its driver."""
     return master == "local" or master.startswith("local[")
+
+
+def start_for_yarn() -> None:
+    """Starts Spark, if this process has not, and stops it: YARN in cluster mode reports an application as failed that
+    has ended without a SparkContext, as a command does that found nothing to do."""
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is None:
+        SparkContext().stop()
 
 
 class _WithEnvironment(dict[str, Any]):
