@@ -54,6 +54,7 @@ pytest_plugins = [
     "hadoop",
     "key_server",
     "spark_cluster",
+    "yarn",
     "browser",
     "running_service",
 ]
