@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Answer, command
 from hadoop import Cluster, write_settings
 from hdfs_path import HdfsPath
-from kerberos import Kdc, with_java_options
+from kerberos import Kdc
 from lab import Lab
 from plain_tables import PlainDatabase
-from secure_hdfs import CLIENT, negotiated, secure_hdfs
+from secure_hdfs import HOME, hdfs_of_alice, metastore_of
 from waiting import pause
 
 from cmroot.errors import Error, StoreIdentityRefused, StoreNotAuthenticated
 from cmroot.store.hdfs_checksums import ask
 from cmroot.store.place import Place
-from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 pytestmark = [pytest.mark.hdfs, pytest.mark.kerberos]
-HOME = "/user/alice"
 
 
 @pytest.fixture(scope="module")
 def secure(kdc: Kdc, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """As alice, whose directory may have snapshots. This process has her tickets and the cluster's configuration."""
-    with secure_hdfs(kdc, tmp_path_factory.mktemp("secure")) as cluster, pytest.MonkeyPatch.context() as patch:
-        home = HdfsPath(cluster, HOME)
-        home.mkdir()
-        home.give_to("alice")
-        home.allow_snapshots()
-        tickets = kdc.tickets("alice")
-        patch.setenv("KRB5CCNAME", tickets)
-        patch.setenv("HADOOP_CONF_DIR", str(cluster.conf))
-        patch.setenv("JAVA_HOME", str(Path(cluster.java[0]).parent.parent))
-        patch.setenv("JAVA_TOOL_OPTIONS", with_java_options(os.environ, kdc.java_options())["JAVA_TOOL_OPTIONS"])
-        yield replace(cluster, headers=lambda: negotiated(tickets))
+    with hdfs_of_alice(kdc, tmp_path_factory.mktemp("secure")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def metastore(secure: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    settings = {key: secure.settings[key] for key in CLIENT} | {"fs.defaultFS": secure.url}
-    place = tmp_path_factory.mktemp("metastore")
-    yield embedded.start(place, env=os.environ, settings=settings)
-    embedded.stop(place)
+    with metastore_of(secure, tmp_path_factory.mktemp("metastore")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hadoop import Cluster, jars
-from kerberos import Kdc, java_with_kerberos
+from hdfs_path import HdfsPath
+from kerberos import Kdc, java_with_kerberos, with_java_options
 
 from replicator.errors import JavaError
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import free_port
 
 SUPERUSER = "nn/localhost"
+HOME = "/user/alice"
 CLIENT = (
     "hadoop.security.authentication",
     "hadoop.rpc.protection",
@@ -82,3 +88,27 @@ def secure_hdfs(kdc: Kdc, place: Path, protection: str = "privacy") -> Iterator[
         yield cluster
     finally:
         cluster.stop()
+
+
+@contextlib.contextmanager
+def hdfs_of_alice(kdc: Kdc, place: Path) -> Iterator[Cluster]:
+    """As alice, whose directory may have snapshots. This process has her tickets and the cluster's configuration."""
+    with secure_hdfs(kdc, place) as cluster, pytest.MonkeyPatch.context() as patch:
+        home = HdfsPath(cluster, HOME)
+        home.mkdir()
+        home.give_to("alice")
+        home.allow_snapshots()
+        tickets = kdc.tickets("alice")
+        patch.setenv("KRB5CCNAME", tickets)
+        patch.setenv("HADOOP_CONF_DIR", str(cluster.conf))
+        patch.setenv("JAVA_HOME", str(Path(cluster.java[0]).parent.parent))
+        patch.setenv("JAVA_TOOL_OPTIONS", with_java_options(os.environ, kdc.java_options())["JAVA_TOOL_OPTIONS"])
+        yield replace(cluster, headers=lambda: negotiated(tickets))
+
+
+@contextlib.contextmanager
+def metastore_of(cluster: Cluster, place: Path) -> Iterator[Running]:
+    """A metastore for who is the user of this process on HDFS."""
+    settings = {key: cluster.settings[key] for key in CLIENT} | {"fs.defaultFS": cluster.url}
+    yield embedded.start(place, env=os.environ, settings=settings)
+    embedded.stop(place)

@@ -193,9 +193,9 @@ class Yarn:
         """A server in an environment of its own, which leads to Java and to nothing of a client."""
         theirs = ("PYTHON", "PYSPARK", "SPARK", "VIRTUAL", "HADOOP", "KRB5")
         env = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
-        env["JAVA_HOME"] = str(self._java_home)
         options = ["-Xmx384m", "--add-opens=java.base/java.lang=ALL-UNNAMED", *self.hdfs.java[1:]]
         conf = self.conf if name == "manager" else self.directory / name / "conf"
+        env |= {"JAVA_HOME": str(self._java_home), "HADOOP_CONF_DIR": str(conf)}
         command = [f"{self._java_home}/bin/java", *options, "-cp", f"{conf}:{jars()}/*"]
         with (self.directory / f"{name}.log").open("ab") as log:
             command.append(MANAGER if name == "manager" else NODE)
@@ -217,7 +217,7 @@ class Yarn:
             "yarn.nodemanager.pmem-check-enabled": "false",
             "yarn.nodemanager.vmem-check-enabled": "false",
             "yarn.nodemanager.disk-health-checker.enable": "false",
-            "yarn.nodemanager.env-whitelist": "JAVA_HOME,PATH,JAVA_TOOL_OPTIONS",
+            "yarn.nodemanager.env-whitelist": "HADOOP_CONF_DIR,JAVA_HOME,JAVA_TOOL_OPTIONS,PATH",
             **self.settings,
         }
         for name in ("", *NODES):
