@@ -303,13 +303,23 @@ class SparkEngine:
         if self._master:
             conf.setMaster(self._master)  # for YARN, spark-submit sends pyspark itself to the nodes
         more = dict(environment)
-        if is_local(self._master or self._settings.get("spark.master") or "local"):
-            more.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
+        given = self._master or self._settings.get("spark.master")
+        if is_local(given or "local"):
+            if given or not _has_defaults():  # whose master may be a cluster's
+                more.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
             if "SPARK_CONF_DIR" not in os.environ:
                 quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
                 given = os.environ.get("SPARK_SUBMIT_OPTS", "")  # the later of two options counts
                 more.setdefault("SPARK_SUBMIT_OPTS", f"{quiet} {given}".strip())
         SparkContext._ensure_initialized(gateway=launch_gateway(conf, _WithEnvironment(more)))
+
+
+def _has_defaults() -> bool:
+    """Returns True if there is a spark-defaults.conf, where Spark looks for it."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    directory = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
+    return (directory / "spark-defaults.conf").exists()
 
 
 def resources_in(directory: Path) -> str:
