@@ -33,7 +33,7 @@ from replicator.metastore.events.record import ChangeRecord, encode
 
 SMALL = 100_000  # maximum number of entries in one bucket before a dump is split
 BUCKETS = 64
-FLUSH = 1024  # entries that a bucket buffers before they are passed to its Parquet writer
+FLUSH = 1024  # entries that are gathered before they are distributed, and in a bucket before they are written
 ROW_GROUP = 4096  # rows of a bucket: all buckets fill their row groups in memory at the same time
 RECORDS_BYTES = 256 << 20  # size of the lines in one part of `_metadata`
 
@@ -54,6 +54,8 @@ class DumpWriter:
         self._tables: LinesWriter | None = None
         self._contents: LinesWriter | None = None
         self._content_parts, self._content_bytes = 0, 0
+        self._pieces: list[pa.Table] = []
+        self._pieces_rows = 0
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._buckets: list[_Bucket] = []
@@ -62,6 +64,7 @@ class DumpWriter:
 
     def record(self, record: ChangeRecord) -> None:
         if record.change.rename:
+            self._gather()  # entries so far have the names from before
             old, new = record.change.rename
             self._first_names[new] = self._first_names.get(old, old)
         if self._records is None or self._record_bytes >= RECORDS_BYTES:
@@ -92,6 +95,18 @@ class DumpWriter:
         lost = pa.compute.invert(pa.compute.fill_null(rows["kept"], False))
         self.unkept += pa.compute.sum(pa.compute.and_(pa.compute.equal(rows["op"], "add"), lost)).as_py() or 0
         self.bytes += sum(size or 0 for size in rows["size"].to_pylist())
+        self._pieces.append(rows)
+        self._pieces_rows += rows.num_rows
+        if self._pieces_rows >= FLUSH:
+            self._gather()
+
+    def _gather(self) -> None:
+        """Passes on what was written since, as one piece: a piece of few rows costs some KB, and a dump may have one
+        for each table."""
+        if not self._pieces:
+            return
+        rows = pa.concat_tables(self._pieces).combine_chunks()
+        self._pieces, self._pieces_rows = [], 0
         if self._buckets:
             self._distribute(rows)
             return
@@ -153,6 +168,7 @@ class DumpWriter:
         self._content_bytes += len(line)
 
     def _close(self) -> None:
+        self._gather()
         if not self._buckets:
             self._open(1)
         others = (part for part in (self._records, self._tables, self._contents) if part is not None)
@@ -187,6 +203,7 @@ class DumpWriter:
 
     @property
     def buckets(self) -> int:
+        self._gather()
         return len(self._buckets) or 1
 
     def abort(self) -> None:
