@@ -102,8 +102,12 @@ def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
     BootstrapNeeded if the target is missing something that the range builds on."""
     metadata, squashed = plan.metadata, plan.squashed
     _plan_databases(plan, target)
+    leaving = set[Name]()  # names of the target that become free: those of tables that are dropped or renamed
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
-        _plan_lineage(plan, lineage, target)
+        drops, steps = len(plan.drops), len(plan.tables)
+        _plan_lineage(plan, lineage, target, leaving)
+        leaving.update((table.db, table.name) for table in plan.drops[drops:])
+        leaving.update(step.rename_from for step in plan.tables[steps:] if step.rename_from)
     _plan_dropped_databases(plan, target)
     _plan_lacked(plan, target)
     if metadata.kind == BOOTSTRAP:
@@ -161,7 +165,7 @@ def _target_name(plan: Plan, name: Name) -> Name:
     return plan.placement.database(name[0]), name[1]
 
 
-def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> None:
+def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase], leaving: set[Name]) -> None:
     before = _found_as(plan, lineage, target)
     if lineage.now is None:
         if before is not None:
@@ -179,7 +183,7 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     final = replica_table(lineage.table, plan.placement, plan.mark, shared=shared)
     if not shared:
         refuse_source_location(plan, lineage.table, final)
-    if lineage.before is None and name in _leaving(plan):
+    if lineage.before is None and name in leaving:
         there = None  # an earlier table of this name is dropped or renamed by this plan
     step = TablePlan(name=name, lineage=lineage, table=final, shared=shared, there=before or there)
     if there is not None and not plan.overwrite:
@@ -227,13 +231,6 @@ def _why_refused(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDataba
             if each.object in names and each.reason.startswith(NOT_TAKEN):
                 return each.reason
     return ""
-
-
-def _leaving(plan: Plan) -> set[Name]:
-    """Returns the names of the target that become free: those of tables that are dropped or renamed."""
-    return {(table.db, table.name) for table in plan.drops} | {
-        step.rename_from for step in plan.tables if step.rename_from
-    }
 
 
 def _plan_created(plan: Plan, step: TablePlan, there: Table | None, target: Mapping[str, TargetDatabase]) -> None:
@@ -304,7 +301,7 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
                     f"database {db} was dropped at the source, but replication did not create {table.db}.{table.name}",
                     hint="move that table to another database, then load again",
                 )
-            if (table.db, table.name) not in kept | dropped and position < at:
+            if (table.db, table.name) not in kept and (table.db, table.name) not in dropped and position < at:
                 plan.drops.append(table)
 
 
