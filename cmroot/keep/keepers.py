@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -33,7 +34,7 @@ from cmroot.store.drivers import NO_PERMISSION
 from cmroot.store.hdfs import SCHEMES
 from cmroot.store.hudi import is_replaced_in_place
 from cmroot.store.local import raise_unless_gone, same_device, status_of
-from cmroot.store.place import Place, is_local, join, local_path, scheme
+from cmroot.store.place import Place, is_local, local_path, scheme
 from cmroot.store.spelling import naming
 
 # ---- capability ------------------------------------------------------------------------------------------------------
@@ -43,6 +44,7 @@ from cmroot.store.spelling import naming
 
 
 PROBE = "probe"  # prefix of the names of probes; a sweep removes those left by a crash
+EXAMINED = 2_000  # entries at and below a location, in search of a file
 
 
 def why_no_link(root: str, location: str) -> str:
@@ -96,11 +98,22 @@ def _nearest(path: str) -> str:
 
 
 def _first_file(location: str) -> str | None:
-    for directory, _, names in os.walk(location, onerror=raise_unless_gone):
-        for name in names:
-            if not name.startswith("."):
-                return join(directory, name)
-    return None
+    """Returns a file below a location, if there is one among the first entries: a table may have very many partitions
+    without any."""
+    return next(filter(None, islice(_entries(location), EXAMINED)), None)
+
+
+def _entries(directory: str) -> Iterator[str | None]:
+    """Yields the entries at and below a directory as it is read: the path of a file, None for others."""
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                is_file = not entry.name.startswith(".") and not os.path.isdir(entry.path)
+                yield entry.path if is_file else None
+                if not is_file and entry.is_dir(follow_symlinks=False):
+                    yield from _entries(entry.path)
+    except OSError as error:
+        raise_unless_gone(error)
 
 
 # ---- keepers ---------------------------------------------------------------------------------------------------------
