@@ -36,6 +36,7 @@ BUCKETS = 64
 FLUSH = 1024  # entries that are gathered before they are distributed, and in a bucket before they are written
 ROW_GROUP = 4096  # rows of a bucket: all buckets fill their row groups in memory at the same time
 RECORDS_BYTES = 256 << 20  # size of the lines in one part of `_metadata`
+Names = tuple[str, ...]
 
 
 class DumpWriter:
@@ -59,14 +60,14 @@ class DumpWriter:
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._buckets: list[_Bucket] = []
-        self._first_names: dict[tuple[str, ...], tuple[str, ...]] = {}  # of tables, and of partitions
+        self._first_names: dict[Names, list[tuple[int, Names]]] = {}  # name -> (position of the rename, first name)
         self.records = self.files = self.removed = self.bytes = self.observed = self.unkept = 0
 
     def record(self, record: ChangeRecord) -> None:
         if record.change.rename:
-            self._gather()  # entries so far have the names from before
-            old, new = record.change.rename
-            self._first_names[new] = self._first_names.get(old, old)
+            table, position = self._first_name(record.change.rename[0][:2], record.position), record.position
+            old, new = (each if len(each) == 2 else (*table, each[2]) for each in record.change.rename)
+            self._first_names.setdefault(new, []).append((position, self._first_name(old, position)))
         if self._records is None or self._record_bytes >= RECORDS_BYTES:
             if self._records is not None:
                 self._records.close()
@@ -129,11 +130,11 @@ class DumpWriter:
         if count == 1:
             self._buckets[0].add(rows)
             return
-        columns = (rows[name].to_pylist() for name in ("db", "table", "partition", "path"))
+        columns = (rows[name].to_pylist() for name in ("position", "db", "table", "partition", "path"))
         numbers = pa.array(
             [
-                xxhash.xxh3_64_intdigest("/".join(self._first_name(db, table, part, path)).encode()) % count
-                for db, table, part, path in zip(*columns, strict=True)
+                xxhash.xxh3_64_intdigest("/".join(self._file(*row)).encode()) % count
+                for row in zip(*columns, strict=True)
             ],
             pa.int32(),
         )
@@ -145,10 +146,16 @@ class DumpWriter:
             self._buckets[number].add(rows.slice(start, length))
             start += length
 
-    def _first_name(self, db: str, table: str, partition: str, path: str) -> tuple[str, ...]:
+    def _file(self, position: int, db: str, table: str, partition: str, path: str) -> Names:
         """Returns the key of an entry's file, with the names that its table and partition had at the beginning."""
-        partition = self._first_names.get((db, table, partition), (partition,))[-1]
-        return *self._first_names.get((db, table), (db, table)), partition, path
+        first = self._first_name((db, table), position)
+        return *self._first_name((*first, partition), position), path
+
+    def _first_name(self, name: Names, position: int) -> Names:
+        """Returns the first name of a table, or of a partition of a table by its first name. position: where it has
+        this name, which others may have had before."""
+        renames = (first for at, first in reversed(self._first_names.get(name, ())) if at <= position)
+        return next(renames, name)
 
     def written(self, metadata: layout.DumpMetadata) -> DumpReader:
         """Closes the parts of records and file entries, and returns a reader of them."""
