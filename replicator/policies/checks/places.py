@@ -15,7 +15,7 @@ from cmroot.keep.hdfs_keepers import ChangeManager
 from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state
-from cmroot.store.local import device, is_directory, staging_name, status_of
+from cmroot.store.local import device, is_directory, raise_unless_gone, staging_name, status_of
 from cmroot.store.place import Place, as_written, is_local, join, local_path, located, normal, parent, split_authority
 from cmroot.store.s3 import REMOVE_VERSIONS, TEMPORARY
 from replicator.core.text import duration_text, size_text
@@ -225,7 +225,14 @@ def _judge_keeper(root: str, locations: Sequence[str], requested: str, manager: 
 
 def readable(place: str) -> None:
     """Raises NotWritable (which names permissions) or OSError if an existing location cannot be listed."""
-    located(place).list()
+    if not is_local(place):
+        located(place).list()
+        return
+    try:
+        with os.scandir(local_path(place)) as entries:
+            next(entries, None)  # a partitioned table has very many
+    except OSError as error:
+        raise_unless_gone(error)
 
 
 def _is_there(place: str) -> bool:
