@@ -15,18 +15,13 @@ removed commit for its own, and no reader would see that.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from functools import cached_property
 
-from cmroot.errors import FormatError, UnknownPlace
+from cmroot.errors import FormatError
 from cmroot.pins import iso
 from replicator.core.engine import AutoEngine
-from replicator.core.formats import format_of
-from replicator.core.formats.delta_table import DELTA
-from replicator.core.grouping import batched
-from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge import searching
-from replicator.lifecycle.purge.delta_search import DeltaFinder, Log, files_at_version, location_of
+from replicator.lifecycle.purge.delta_search import DeltaFinder, Log, location_of, shown_by
 from replicator.lifecycle.purge.ids import Ids, keys_of
 from replicator.lifecycle.purge.lake_purge import Lake, Seen, counted
 from replicator.lifecycle.purge.lake_search import Unsearchable
@@ -155,19 +150,10 @@ class DeltaLake(Lake):
         self._actions.forget(self._work.options.grace, commit=is_last)
 
     def _cloned(self, paths: Collection[str]) -> str:
-        """Returns which other Delta table of the metastore shows files, as a shallow clone does; "" if none does."""
-        own, metastore = self._onboarded.name, self._work.metastore
-        for db in sorted(metastore.database_names()) if paths else ():
-            with suppress(ObjectNotFound):  # dropped concurrently
-                for names in batched(metastore.table_names(db), 1000):
-                    for table in metastore.tables(db, names, {}):
-                        name = f"{table.db}.{table.name}"
-                        if name == own or format_of(table) is not DELTA:
-                            continue
-                        with suppress(Unsearchable, FormatError, UnknownPlace, OSError):
-                            if not files_at_version(location_of(table)).isdisjoint(paths):
-                                return f"{name} shows files with rows of ids, as a shallow clone does: purge that first"
-        return ""
+        """Returns which other Delta table of the metastore shows files; "" if none does."""
+        name = shown_by(self._work.metastore, self._onboarded.name, paths)
+        why = "shows files with rows of ids, as a shallow clone does: purge that first"
+        return f"{name} {why}" if name else ""
 
 
 def _left(log: Log) -> str:

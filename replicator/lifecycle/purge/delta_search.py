@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -28,8 +29,11 @@ from cmroot.store import delta
 from cmroot.store.delta import LOG
 from cmroot.store.listing import FileState
 from cmroot.store.place import join, located, name_of, normal
-from replicator.core.formats.delta_table import COORDINATED
+from replicator.core.formats import format_of
+from replicator.core.formats.delta_table import COORDINATED, DELTA
+from replicator.core.grouping import batched
 from replicator.core.model import Table
+from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.lake_search import Column, Finder, Held, SearchTask, Unsearchable, arrow_type, task_for
 from replicator.metastore.client import MetastoreReader
 
@@ -295,6 +299,22 @@ def state_of(location: str) -> tuple[delta.State, dict[str, FileState]]:
 def files_at_version(location: str) -> set[str]:
     """Returns the places of the files that the last version of a table names. Raises what `state_of` does."""
     return {_place(location, add["path"]) for add in state_of(location)[0].adds}
+
+
+def shown_by(metastore: MetastoreReader, own: str, paths: Collection[str]) -> str:
+    """Returns which other Delta table of the metastore shows files, as a shallow clone does; "" if none does. own: the
+    table ("db.table") that has the files."""
+    for db in sorted(metastore.database_names()) if paths else ():
+        with suppress(ObjectNotFound):  # dropped concurrently
+            for names in batched(metastore.table_names(db), 1000):
+                for table in metastore.tables(db, names, {}):
+                    name = f"{table.db}.{table.name}"
+                    if name == own or format_of(table) is not DELTA:
+                        continue
+                    with suppress(Unsearchable, FormatError, UnknownPlace, OSError):
+                        if not files_at_version(location_of(table)).isdisjoint(paths):
+                            return name
+    return ""
 
 
 def described_by_log(table: Table) -> tuple[str, dict[str, str]]:
