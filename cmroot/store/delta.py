@@ -62,6 +62,13 @@ def commit_version(path: str) -> int | None:
     return found[1] if found and found[0] == COMMIT else None
 
 
+def version_of(name: str) -> int | None:
+    """Returns the version with which a name in a log begins, or that of Hadoop's checksum of such a file; None for
+    other names, such as those of files that a writer has not renamed yet. Of compacted commits it is the first one."""
+    found = _OF_VERSION.match(name.removeprefix(".") if name.endswith(".crc") else name)
+    return int(found[1]) if found else None
+
+
 def checkpoint_version(name: str) -> int | None:
     """Returns the version whose checkpoint, or part of one, has this name in the log; None for other names."""
     found = _CHECKPOINT.fullmatch(name)
@@ -125,7 +132,8 @@ Move = Callable[[str], str]
 SizeOf = Callable[[str], int]  # bytes of a sidecar of the target, by its name
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_NAMING = ("add", "remove", "cdc", "sidecar")
+_NAMED = ("add", "remove", "cdc")
+_NAMING = (*_NAMED, "sidecar")
 _OF_TABLE = ("protocol", "metaData")  # columns of a checkpoint that describe the table
 _COORDINATED = {"coordinatedCommits", "managedCommit", "catalogManaged", "catalogOwned"}  # without `-preview`
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"  # begin of a table property
@@ -149,6 +157,12 @@ def outside_paths(action: Action) -> Iterator[str]:
         for path in _paths(action.get(kind) or {}):
             if is_whole(path) or leads_out(path):
                 yield path
+
+
+def paths(action: Action, kinds: Collection[str] = _NAMED) -> Iterator[str]:
+    """Yields the paths of files of the table in an action of one of these kinds, with those of deletion vectors."""
+    for kind in kinds:
+        yield from _paths(action.get(kind) or {})
 
 
 def named_files(names: Iterable[str], open_file: Open) -> set[str]:

@@ -270,9 +270,10 @@ def run_policies(session: Session, /, metastore: str | None, no_metastore: bool,
     """Remove expired versions of datasets; set the access of the others.
 
     CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files are
-    moved to $cmroot, from which `audit undo` restores them; snapshots of Iceberg tables expire for good, by Iceberg in
-    Spark. Data of a table or partition of the metastore is kept, unless the partition itself is dropped. Exit 3 if
-    items failed or were refused, 6 if the entire run was refused, 7 while another run holds the lease.
+    moved to $cmroot, from which `audit undo` restores them; snapshots of Iceberg tables and versions of Delta tables
+    expire for good, by Iceberg and Delta in Spark. Data of a table or partition of the metastore is kept, unless the
+    partition itself is dropped. Exit 3 if items failed or were refused, 6 if the entire run was refused, 7 while
+    another run holds the lease.
 
     \b
     Example:
@@ -297,8 +298,8 @@ def _item_line(item: PlannedItem) -> str:
     removal = item.removal
     if item.access:
         return f"set {item.access} on {removal.path}: {removal.reason}"
-    if item.snapshot:
-        return f"expire snapshot {item.snapshot} of {removal.name}: {removal.reason}"
+    if item.snapshot is not None:
+        return f"expire {removal.what} {item.snapshot} of {removal.name}: {removal.reason}"
     size = f" ({count_text(removal.files, 'file')}, {size_text(removal.bytes)})"
     if item.drops:
         data = ", its data is kept" if item.keeps_data else f" with {removal.path}{size}"
@@ -317,7 +318,7 @@ def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
             ("selected", count_text(done.selected, "version")),
             ("would remove" if done.status == "planned" else "removed", went),
             ("dropped", count_text(done.dropped, "partition") if done.dropped else None),
-            ("expired", count_text(done.expired, "snapshot") if done.expired else None),
+            ("expired", count_text(done.expired, "past state") if done.expired else None),
             ("access", f"set on {count_text(done.access, 'path')}" if done.access else None),
             ("unreadable", f"{count_text(done.ignored, 'name')} whose time cannot be parsed" if done.ignored else None),
             ("refused", count_text(done.refused_count, "item") if done.refused_count else None),

@@ -361,6 +361,10 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
             metavar="PLACE",
         ),
     ] = None
+    grace: Annotated[
+        timedelta,
+        opt("Keep versions of Delta tables that were replaced within this time: the duration of your longest write."),
+    ] = timedelta(hours=2)
     tell: Annotated[
         Callable[[PlannedItem], None] | None,
         python_only("Called in a dry run with each item, which the report then omits; None: the report has all items."),
@@ -370,9 +374,9 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
 @verb(RetentionRunOptions)
 def retention_run(options: RetentionRunOptions) -> RetentionRun:
     """Removes the versions of datasets that their policy selects, and sets the access of the others. Files are moved to
-    the root, from which `audit undo` restores them; snapshots of Iceberg tables expire for good. Data of a table or
-    partition is retained, unless the partition itself is dropped. May run again at any time; a killed run is completed
-    by the next.
+    the root, from which `audit undo` restores them; snapshots of Iceberg tables and versions of Delta tables expire for
+    good. Data of a table or partition is retained, unless the partition itself is dropped. May run again at any time; a
+    killed run is completed by the next.
 
         replicator.retention_run("job.properties", "/cm", metastore="prod", dry_run=True)
         replicator.retention_run("/etc/store", "/cm", metastore="prod", max_share=0.2)
@@ -381,7 +385,7 @@ def retention_run(options: RetentionRunOptions) -> RetentionRun:
     holds the lease. The report lists single items that were refused or failed."""
     job = options.read(options.job)
     dry_run = options.dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
-    make = partial(Retention, job_file=job, prefix=options.root, tell=options.tell)
+    make = partial(Retention, job_file=job, prefix=options.root, grace=options.grace, tell=options.tell)
     with options.working(make, options.cmroot, options.metastore, dry_run=dry_run) as work:
         return work.run(dry_run=dry_run)
 

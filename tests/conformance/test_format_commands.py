@@ -187,11 +187,11 @@ def test_retention_removes_a_symlink_tables_own_files_and_names_others(
     old = msgspec.structs.replace(storage, location=f"file:{db.home}/dated/{key}={day}")
     metastore.add_partitions(db.name, "dated", [Partition(values=(day,), storage=old)])
     job = tmp_path / "job.conf"
-    job.write_text(f"{examples.HIVE}hive.dataset.whitelist = {db.name}.dated|seen|hudi|delta\n")
+    job.write_text(f"{examples.HIVE}hive.dataset.whitelist = {db.name}.dated|seen|hudi\n")
     arguments = ["--metastore", metastore.uri, "--cmroot", root.place]
     done = command("retention", "run", str(job), *arguments, "--set", "gobblin.retention.hive.shouldDeleteData=true")
     named = sorted(each["what"] for each in done.output["failed"])
-    assert (done.code, named) == (3, [f"{db.name}.{name}" for name in ("delta", "hudi", "seen")]), done.output
+    assert (done.code, named) == (3, [f"{db.name}.{name}" for name in ("hudi", "seen")]), done.output
     assert (done.output["dropped"], done.output["removed"]) == (1, 1), done.output
     assert list((db.home / "dated").rglob("link")) == []
     have(db, metastore.uri, 1, 2)

@@ -182,6 +182,7 @@ DELTA = with_log(
         readers=("io.delta.",),
         own_columns=True,
         reads_log=True,
+        expires=True,
         log=LOG,
         commits=(LOG,),
         paths=f"{LOG}/",
@@ -189,4 +190,5 @@ DELTA = with_log(
         removals=Removals.LOG,
     ),
     purged=True,
+    retained=True,
 )

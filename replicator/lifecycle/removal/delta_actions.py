@@ -57,11 +57,13 @@ class DeltaActions:
         with self._configured():
             self._session.sql(f"REORG TABLE {self._sql_name} APPLY (PURGE)").collect()
 
-    def vacuum(self, files: Iterable[tuple[str, int, int]], *, aged: bool = False) -> None:
+    def vacuum(self, files: Iterable[tuple[str, int, int]], *, aged: bool = False, logged: bool = True) -> None:
         """Deletes those of the files (path, bytes, milliseconds since 1970), for good, that the present version does
-        not name; no others. aged: only those that are older than the table's retention."""
+        not name; no others. aged: only those that are older than the table's retention. logged: by commits, where Delta
+        does so."""
         rows = [(hadoop_place(path), size, False, changed) for path, size, changed in files]
-        with self._configured():
+        unlogged = {} if logged else {"spark.databricks.delta.vacuum.logging.enabled": "false"}
+        with self._configured(), settings(self._session, unlogged):
             self._session.createDataFrame(rows, _FILES).createOrReplaceTempView(_VIEW)
             hours = "" if aged else " RETAIN 0 HOURS"
             self._session.sql(f"VACUUM {self._sql_name} USING INVENTORY (SELECT * FROM {_VIEW}){hours}").collect()
@@ -86,6 +88,12 @@ class DeltaActions:
             units = getattr(jvm.org.apache.spark.sql.delta, "TruncationGranularity$")
             minute = getattr(units, "MODULE$").MINUTE()
             log.cleanUpExpiredLogs(log.unsafeVolatileSnapshot(), nothing, retention, minute)
+
+    def checkpoint(self, version: int) -> None:
+        """Writes a checkpoint of a version, and cleans no log. Delta only logs a failure: see whether it exists."""
+        with self._configured():
+            log = self._session._jvm.org.apache.spark.sql.delta.DeltaLog
+            log.forTable(self._session._jsparkSession, self._path).createCheckpointAtVersion(version)
 
     @property
     def _sql_name(self) -> str:

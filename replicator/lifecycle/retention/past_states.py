@@ -1,25 +1,42 @@
-"""Expiry of past states of Iceberg tables, their snapshots, by Iceberg itself in Spark. Acts."""
+"""Expiry of past states of tables: snapshots of Iceberg tables, by Iceberg in Spark; versions of Delta tables. Acts.
+
+    checkpoint  of the first version that stays, by Delta in Spark
+    vacuum      `VACUUM ... USING INVENTORY` of the files that only earlier versions need, by name; so files of writers
+                that have not committed stay. Delta keeps those that are younger than the table's retention
+    end         files of the log of earlier versions, from the first one on. Delta's own cleanup removes by the times of
+                files and by the newest checkpoint, which another writer may move: no version that it is given
+
+A killed run is completed by the next one: as long as the log has an earlier version, the policy selects it again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, BinaryIO
 
-from cmroot.store import iceberg
-from cmroot.store.place import located
+from cmroot.errors import Error, FormatError, LeaseHeld
+from cmroot.store import delta, iceberg
+from cmroot.store.listing import FileState
+from cmroot.store.place import Place, join, located, normal
 from replicator.core.audit import AuditLog
 from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.engine import AutoEngine
-from replicator.core.formats import pointer_of
+from replicator.core.formats import format_of, pointer_of
+from replicator.core.formats.delta_table import DELTA
+from replicator.core.model import Table
 from replicator.core.spark import hive_settings
-from replicator.errors import FormatError, ObjectNotFound
+from replicator.lifecycle.purge.delta_search import location_of, shown_by, state_of
+from replicator.lifecycle.purge.lake_search import Unsearchable
+from replicator.lifecycle.removal.delta_actions import DeltaActions, why_no_delta
 from replicator.lifecycle.removal.iceberg_actions import IcebergActions, why_no_iceberg
 from replicator.lifecycle.removal.live import LiveLocations, shared
 from replicator.lifecycle.retention.datasets import explained
 from replicator.lifecycle.retention.plan import PlannedItem
+from replicator.lifecycle.retention.table_states import RETENTION, files_before, past_states
 from replicator.metastore.client import Metastore, warehouse_of
 
 
@@ -33,13 +50,15 @@ class Expired:
 
 @dataclass
 class Expirer:
-    """The expiry of planned snapshots. check: raises LeaseHeld."""
+    """The expiry of planned states. check: raises LeaseHeld. grace: see `table_states`."""
 
     metastore: Metastore
     live: LiveLocations
     engines: AutoEngine
     audit: AuditLog
     check: Callable[[], None]
+    clock: Callable[[], float]
+    grace: timedelta
 
     @cached_property
     def _session(self) -> Any:
@@ -47,38 +66,114 @@ class Expirer:
         return self.engines.session(hive_settings(config, warehouse, self.engines.settings))
 
     def expire(self, items: Sequence[PlannedItem]) -> Expired:
-        """Expires the snapshots of each table by one commit. One that a branch or tag names since, and a commit that
-        meets another writer's, fail, and change nothing. May run twice."""
+        """Expires the states of each table: snapshots by one commit. One that a branch or tag names since, and a commit
+        that meets another writer's, fail, and change nothing. May run twice."""
         done = Expired()
         for name, of_table in groupby(items, lambda item: item.removal.object):
             group, (db, _, table) = list(of_table), name.partition(".")
-            snapshots = {item.snapshot for item in group if item.snapshot}
-            if why := self._why_not(db, table, snapshots) or why_no_iceberg(self._session):
+            states = {item.snapshot for item in group if item.snapshot is not None}
+            if why := self._end(db, table, states):
                 done.failed += [(item, why) for item in group]
-                continue
-            self.check()
-            try:
-                IcebergActions(self._session, db, table).expire(snapshots)
-            except Exception as error:
-                if not is_of_spark(error):
-                    raise
-                done.failed += [(item, spark_failed(error).message) for item in group]
                 continue
             done.count += len(group)
             for item in group:
-                about = {"change": "expired", "snapshot": item.snapshot}
+                what = item.removal.what
+                about = {"change": "expired", what: item.snapshot}
                 path, reason = item.removal.path, item.removal.reason
-                self.audit.changed(name, reason, what="snapshot", path=path, detail=about)
+                self.audit.changed(name, reason, what=what, path=path, detail=about)
         return done
 
-    def _why_not(self, db: str, table: str, snapshots: Collection[int]) -> str:
-        """Returns why snapshots of a table may not expire: their files are data of another table, or unknown."""
+    def _end(self, db: str, table: str, states: Collection[int]) -> str:
+        """Ends states of a table. Returns why it did not."""
         self.live.refresh()
         try:
-            pointer = pointer_of(self.metastore.table(db, table))
-            return shared(self.live, f"{db}.{table}", _files(pointer, snapshots))
-        except (FormatError, ObjectNotFound, OSError) as error:
+            about = self.metastore.table(db, table)
+            if format_of(about) is DELTA:
+                return why_no_delta(self._session) or self._end_versions(about, max(states) + 1)
+            if why := self._why_not(about, states) or why_no_iceberg(self._session):
+                return why
+            self.check()
+            IcebergActions(self._session, db, table).expire(states)
+        except LeaseHeld:
+            raise
+        except (Unsearchable, Error, OSError) as error:
             return explained(error)
+        except Exception as error:
+            if not is_of_spark(error):
+                raise
+            return spark_failed(error).message
+        return ""
+
+    def _why_not(self, table: Table, snapshots: Collection[int]) -> str:
+        """Returns why snapshots of a table may not expire: their files are data of another table, or unknown."""
+        return shared(self.live, f"{table.db}.{table.name}", _files(pointer_of(table), snapshots))
+
+    def _end_versions(self, table: Table, first: int) -> str:
+        """Ends the versions of a Delta table before one. Returns why not; then all are still in the log."""
+        now = datetime.fromtimestamp(self.clock(), UTC)
+        states, name = past_states(self.metastore, table, now, self.grace), f"{table.db}.{table.name}"
+        earlier = [each.name for each in states.listed.versions if int(each.name) < first]
+        ending, why = states.ending(earlier)
+        if ending != earlier:
+            return "; ".join(why)
+        location = location_of(table)
+        files = unneeded(location, first)
+        if why_not := shared(self.live, name, files):
+            return why_not
+        if other := shown_by(self.metastore, name, files):
+            return f"{other} shows files of its past versions, as a shallow clone does"
+        actions = DeltaActions(self._session, location)
+        self.check()
+        log = Place(join(location, delta.LOG))
+        if first not in delta.checkpoints(log.list()):
+            actions.checkpoint(first)
+            if first not in delta.checkpoints(log.list()):
+                return f"Delta wrote no checkpoint of version {first}: see the log of Spark"
+        self.check()
+        given = [(path, each.size, each.mtime_ns // 1_000_000) for path, each in sorted(files.items())]
+        actions.vacuum(given, aged=True, logged=False)
+        if left := [path for path in files if located(path).exists()]:
+            return f"VACUUM left {len(left):,} files, as of the table's {RETENTION}: run again later; {min(left)}"
+        self.check()
+        for each in files_before(log, first):
+            (log / each).remove()
+        return ""
+
+
+def unneeded(location: str, first: int) -> dict[str, FileState]:
+    """Returns the files below the location of a Delta table that its log names, and no version from this one on needs,
+    by path. Raises Unsearchable, FormatError, OSError."""
+    present, files = state_of(location)
+    top = f"{join(location, delta.LOG)}/"
+    log = {path[len(top) :]: delta.version_of(path[len(top) :]) for path in files if path.startswith(top)}
+
+    def opened(name: str) -> BinaryIO:
+        return located(top + name).open_stream()
+
+    state = delta.last_state(
+        [name for name, version in log.items() if version is not None and version <= first], opened
+    )
+    if state.version != first:
+        raise FormatError(f"{location}: version {first} is not in the log", hint="run it again")
+    settings = dict(present.metadata.get("configuration") or {})
+    has_feed = settings.get("delta.enableChangeDataFeed", "").lower() == "true"
+    of_first = ("add", "remove", "cdc") if has_feed else ("add", "cdc")  # a feed shows rows of removed files
+    named, needed = set[str](), {path for add in state.adds for path in delta.paths({"add": add})}
+    for name, version in log.items():
+        commit = delta.commit_version(f"{delta.LOG}/{name}")
+        if commit is None and version is not None and version > first:
+            continue
+        with opened(name) as stream:
+            for action in delta.actions(f"{delta.LOG}/{name}", stream):
+                if version is None or version <= first:
+                    named.update(delta.paths(action))
+                if commit is not None and commit >= first:
+                    needed.update(delta.paths(action) if commit > first else delta.paths(action, of_first))
+
+    def places(paths: Iterable[str]) -> set[str]:
+        return {normal(path if delta.is_whole(path) else join(location, path)) for path in paths}
+
+    return {path: files[path] for path in places(named) - places(needed) if path in files}
 
 
 def _files(pointer: str, snapshots: Collection[int]) -> Iterator[str]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
 
-from cmroot.store import iceberg
 from cmroot.store.place import is_local, located, normal
 from replicator.core.audit import Refusal, Removal
-from replicator.core.formats import format_of, pointer_of
+from replicator.core.formats import format_of
 from replicator.core.grouping import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.named_files import ON_NODES, is_on_nodes
@@ -36,6 +35,7 @@ from replicator.lifecycle.retention.datasets import Dataset, FileDataset, HiveDa
 from replicator.lifecycle.retention.hocon_values import Fields, Origin, Scalar
 from replicator.lifecycle.retention.job_configuration import RETENTIONS, VERSIONS, Unreadable
 from replicator.lifecycle.retention.policies import Policy, retention_policy, selection_policy
+from replicator.lifecycle.retention.table_states import KEPT, past_states
 from replicator.metastore.client import Metastore, MetastoreReader, warehouse_of
 
 PREFIX = "gobblin.retention"
@@ -44,7 +44,8 @@ PREFIX = "gobblin.retention"
 class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     """One planned action. `drops`: the partition is dropped from the metastore, too; `keeps_data`: only from there.
     `access`: to set, nothing is removed. `mtime`: the required modification time of the path. `replacement`: ("db",
-    "table") whose partition of the same values replaces this one. `snapshot`: of an Iceberg table, to expire."""
+    "table") whose partition of the same values replaces this one. `snapshot`: of an Iceberg table, to expire;
+    or the version of a Delta table."""
 
     dataset: str
     removal: Removal
@@ -63,7 +64,7 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         removal = self.removal
-        act = "set" if self.access else "drop" if self.drops else "expire" if self.snapshot else "remove"
+        act = "set" if self.access else "drop" if self.drops else "remove" if self.snapshot is None else "expire"
         return {
             "act": act,
             "dataset": self.dataset,
@@ -82,7 +83,7 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
 class DatasetPlan:
     """The plan of a dataset. `versions`: number examined; `ignored`: number of names without a valid time; `doubts`:
     warnings that are equal for many datasets, and are reported once; `unnamed`: paths that are retained, as their names
-    are not UTF-8."""
+    are not UTF-8; `stays`: which selected states of a table cannot end, and why."""
 
     name: str
     versions: int = 0
@@ -91,17 +92,20 @@ class DatasetPlan:
     warnings: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
+    stays: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Planner:
     """A planner of datasets. `job`: the keys that are read from the job file only. `now`: the timestamp for all
-    evaluations. `begun`: (path, as `normal` writes it) -> its time before a killed run removed some of its files."""
+    evaluations. `begun`: (path, as `normal` writes it) -> its time before a killed run removed some of its files.
+    `grace`: the duration of the longest write to a Delta table."""
 
     job: Settings
     now: datetime
     metastore: Metastore | None = None
     begun: Mapping[str, float] = field(default_factory=dict)
+    grace: timedelta = timedelta(hours=2)
 
     def plan(self, dataset: Dataset) -> DatasetPlan:
         """Plans one dataset. Raises Error if its settings or listings are unavailable: then the dataset has no plan."""
@@ -191,19 +195,20 @@ class Planner:
         return plan
 
     def _past_states(self, dataset: HiveDataset, own: Settings, plan: DatasetPlan) -> Iterator[PlannedItem]:
-        """Yields the planned expiries of a table's snapshots. The policy selects among all of them; those that a branch
-        or a tag names stay."""
+        """Yields the planned expiries of a table's states. The policy selects among all of them; those that a branch or
+        a tag names, and the present one, stay."""
         assert self.metastore
-        listed = past_states(self.metastore, dataset.table)
-        plan.versions += len(listed.versions)
-        versions = self._newest_first(listed)
+        states = past_states(self.metastore, dataset.table, self.now, self.grace)
+        plan.versions += len(states.listed.versions)
+        versions = self._newest_first(states.listed)
         policy = selection_policy(Pair(own, dataset.settings), own.text("selection.policy.class") or _BEFORE)
-        for number, why in policy.select(versions, listed.by, self.now).items():
-            if versions[number].mark != KEPT:
-                place = dataset.table.location or ""
-                removal = Removal(path=place, what="snapshot", object=dataset.name, reason=why)
-                snapshot = int(versions[number].name)
-                yield PlannedItem(dataset=dataset.name, removal=removal, keeps_data=True, snapshot=snapshot)
+        selected = policy.select(versions, states.listed.by, self.now)
+        chosen = {versions[number].name: why for number, why in selected.items() if versions[number].mark != KEPT}
+        ending, plan.stays = states.ending(chosen)
+        for name in ending:
+            what = "version" if states.in_order else "snapshot"
+            removal = Removal(path=dataset.table.location or "", what=what, object=dataset.name, reason=chosen[name])
+            yield PlannedItem(dataset=dataset.name, removal=removal, keeps_data=True, snapshot=int(name))
 
     def _partitions(
         self, dataset: HiveDataset, reasons: dict[str, tuple[str, float | None]], replacement: tuple[str, str] | None
@@ -310,7 +315,7 @@ REPORTED = 1000  # refusals that a report lists; the audit record has all
 class RetentionRun(Removals):
     """The report of a run, or of its plan (`planned`). `status`: done, incomplete (failures or refusals) or planned.
     `versions`: examined; `selected`: by a policy; `removed`: versions removed, with `files` and `bytes` moved to
-    `$cmroot`; `dropped`: partitions; `expired`: snapshots of Iceberg tables; `ignored`: names without a valid time.
+    `$cmroot`; `dropped`: partitions; `expired`: past states of tables; `ignored`: names without a valid time.
     `refused`: the first ones of `refused_count`, and why; `failed`: what, and why. `databases`: those that the root
     captures; None: unknown, or it captures none. Versions of any database are moved to it, but its log has the history
     of these only."""
@@ -439,26 +444,4 @@ def _by_modification(metastore: MetastoreReader, table: Table) -> Listed:
                 continue
             moment = datetime.fromtimestamp(found.mtime, UTC)
             listed.versions.append(Version(partition.location or "", name, moment, partition=name, mtime=found.mtime))
-    return listed
-
-
-# ---- snapshots as versions -------------------------------------------------------------------------------------------
-
-
-KEPT = "kept"  # mark of a snapshot that a branch or a tag names
-
-
-def past_states(metastore: MetastoreReader, table: Table) -> Listed:
-    """Returns all snapshots of a table, by their time. Raises Error for metadata that cannot be read."""
-    pointer, why = pointer_of(table), format_of(table).why_left_out(table)
-    if why or is_on_nodes(pointer, metastore.database(table.db).location, warehouse_of(metastore)):
-        raise Error(why or ON_NODES)
-    with located(pointer).open_stream() as stream:
-        found = iceberg.read_metadata(pointer, stream.read())
-    kept = {each["snapshot-id"] for each in (found.get("refs") or {}).values()} | {found.get("current-snapshot-id")}
-    listed = Listed(TIME)
-    for each in found.get("snapshots") or ():
-        moment = datetime.fromtimestamp(each["timestamp-ms"] / 1000, UTC)
-        number = each["snapshot-id"]
-        listed.versions.append(Version("", str(number), moment, mark=KEPT if number in kept else ""))
     return listed

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import ClassVar
 
@@ -48,13 +48,15 @@ class Executor:
 
     def carry_out(self, batch: Sequence[PlannedItem]) -> None:
         """Carries out allowed items: removes, drops, sets access. Each is checked once more. May run twice."""
-        went = self._remove([item for item in batch if item.access is None and not (item.drops or item.snapshot)])
+        went = self._remove(
+            [item for item in batch if item.access is None and not item.drops and item.snapshot is None]
+        )
         self._prune(went)
         partitions = [item for item in batch if item.drops]
         if partitions:
             self._drop(partitions)
-        if snapshots := [item for item in batch if item.snapshot]:
-            self._expire(snapshots)
+        if states := [item for item in batch if item.snapshot is not None]:
+            self._expire(states)
         for item in batch:
             if item.access is not None:
                 self._set(item)
@@ -199,13 +201,15 @@ NO_EFFECT = {
 @dataclass(kw_only=True)
 class Retention(Job[list[PlannedItem], RetentionRun]):
     """The retention job. job_file: the datasets and their policies. prefix: of absolute paths of the configuration.
-    tell: called with each item of a rehearsal, which is then not in the report."""
+    tell: called with each item of a rehearsal, which is then not in the report. grace: the duration of the longest
+    write to a Delta table."""
 
     name: ClassVar[str] = DIRECTORY
     purpose: ClassVar[str] = DIRECTORY
 
     job_file: JobFile
     prefix: str | None = None
+    grace: timedelta = timedelta(hours=2)
     tell: Callable[[PlannedItem], None] | None = None
 
     @property
@@ -221,8 +225,8 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
     def planned(self) -> Iterator[None]:
         """Plans and checks everything before anything is removed, so that a limit refuses the run as a whole."""
         dropper = Dropper(self.metastore, self.root.place, self.remover.audit) if self.metastore else None
-        about = self.live, self.runtime.engines, self.remover.audit, self.remover.check
-        expirer = Expirer(self.metastore, *about) if self.metastore else None
+        about = self.live, self.runtime.engines, self.remover.audit, self.remover.check, self.runtime.clock
+        expirer = Expirer(self.metastore, *about, self.grace) if self.metastore else None
         self._beginnings = Beginnings(Place(self.root.place) / DIRECTORY)
         self._dates = self._beginnings.dates()
         self._executor = Executor(
@@ -259,7 +263,7 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
 
     def _plan(self, plan: Spool) -> None:
         now = datetime.fromtimestamp(self.runtime.clock(), UTC)
-        planner = Planner(self.job_file.settings, now, self.metastore, self._dates)
+        planner = Planner(self.job_file.settings, now, self.metastore, self._dates, self.grace)
         most = self.job_file.settings.number("gobblin.retention.max.concurrent.datasets.cleaned") or 100
         self.done.warnings += [
             f"{self.job_file.settings.origin(key)}: {key} has no effect: {why}"
@@ -278,6 +282,8 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
             self.done.warnings += outcome.warnings
             doubts.update(set(outcome.doubts))
             self._tell_unnamed(outcome)
+            for why in outcome.stays:
+                self.done.fail(outcome.name, why)
             for item in outcome.items:
                 plan.add(item)
         self.done.warnings += [f"{doubt} (datasets: {count:,})" for doubt, count in doubts.items()]
