@@ -230,68 +230,71 @@ def test_tables_of_many_features_read_as_before(fixture: Lab, lake: DeltaSpark) 
 
 @pytest.mark.long
 def test_a_killed_run_is_completed_by_the_next_one(fixture: Lab, lake: DeltaSpark) -> None:
-    place = make(lake, fixture.source, "t")
-    before = read(place, range(14))
-    for keeps, killed in ((12, ("checkpoint", "after")), (7, ("vacuum", "after")), (3, ("remove", "after"))):
-        kept = range(14 - keeps, 14)
-        retained(arguments(fixture), *newest(keeps), killed=killed)
+    place = make(lake, fixture.source, "t", last=6, **{"delta.checkpointInterval": "4"})
+    before = read(place, range(7))
+    for first, killed in ((1, ("checkpoint", "after")), (3, ("vacuum", "after")), (5, ("remove", "after"))):
+        kept = range(first, 7)
+        retained(arguments(fixture), *newest(7 - first), killed=killed)
         assert commits(place) != list(kept)
         assert read(place, kept) == {version: before[version] for version in kept}, killed
-        answer = retained(arguments(fixture), *newest(keeps))
+        answer = retained(arguments(fixture), *newest(7 - first))
         assert answer.code == 0 and commits(place) == list(kept), answer
         assert read(place, kept) == {version: before[version] for version in kept}, killed
-        assert ended(place, range(14 - keeps)) and on_disk(place) == named(place, kept), killed
+        assert ended(place, range(first)) and on_disk(place) == named(place, kept), killed
 
 
 @pytest.mark.long
 def test_writers_lose_nothing(fixture: Lab, lake: DeltaSpark) -> None:
     """One commits in the middle of a run. One has files that it commits afterwards. Two began long before: at the first
-    version that stays, and at one that ends."""
-    place = make(lake, fixture.source, "t")
-    before = read(place, range(14))
-    began, gone = deltalake.DeltaTable(str(place), version=10), deltalake.DeltaTable(str(place), version=9)
+    version that stays, and at the last one that ends."""
+    place = make(lake, fixture.source, "t", last=6)
+    before = read(place, range(7))
+    began, gone = deltalake.DeltaTable(str(place), version=5), deltalake.DeltaTable(str(place), version=4)
     (place / "part-of-a-writer.parquet").write_bytes(b"not committed")
-    answer = retained(arguments(fixture), *newest(4), killed=("vacuum", "meets"))
-    assert (answer.code, answer.output["expired"]) == (0, 10), answer
-    assert commits(place) == [10, 11, 12, 13, 14]
-    assert read(place, range(10, 14)) == {version: before[version] for version in range(10, 14)}
-    assert rows(place, 14) == sorted([*before[13], ROW])
+    answer = retained(arguments(fixture), *newest(2), killed=("vacuum", "meets"))
+    assert (answer.code, answer.output["expired"]) == (0, 5), answer
+    assert commits(place) == [5, 6, 7]
+    assert read(place, (5, 6)) == {version: before[version] for version in (5, 6)}
+    assert rows(place, 7) == sorted([*before[6], ROW])
     assert (place / "part-of-a-writer.parquet").exists()
 
     late = pa.table({"id": pa.array([1], pa.int64()), "note": ["late"]})
     for table in (gone, began):
         deltalake.write_deltalake(table, late, mode="append")
-    assert rows(place, 16) == sorted([*before[13], ROW, (1, "late"), (1, "late")])
+    assert rows(place, 9) == sorted([*before[6], ROW, (1, "late"), (1, "late")])
     shown = sorted((int(each[0]), each[1]) for each in lake(f"select id, note from {fixture.name}.t"))
-    assert shown == rows(place, 16)
+    assert shown == rows(place, 9)
 
 
 @pytest.mark.long
 def test_files_that_a_clone_shows_stay(fixture: Lab, lake: DeltaSpark) -> None:
-    place, clone = make(lake, fixture.source, "t"), fixture.source.home / "z"
-    table = f"{fixture.name}.t version as of 9"
+    place, clone = make(lake, fixture.source, "t", last=6), fixture.source.home / "z"
+    lake("set spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration = false")
+    table = f"{fixture.name}.t version as of 4"
     lake(f"create table {fixture.name}.z shallow clone {table} location 'file://{clone}'")
-    before, files = read(place, range(14)), on_disk(place)
+    before, files = read(place, range(7)), on_disk(place)
     answer = retained(arguments(fixture, "t"), *newest(2))
     assert answer.code == 3 and f"{fixture.name}.z shows files of its past versions" in reasons(answer)["t"], answer
-    assert (read(place, range(14)), on_disk(place)) == (before, files)
+    assert (read(place, range(7)), on_disk(place)) == (before, files)
 
     lake(f"drop table {fixture.name}.z")
     answer = retained(arguments(fixture, "t"), *newest(2))
-    assert (answer.code, commits(place)) == (0, [12, 13]), answer
+    assert (answer.code, commits(place)) == (0, [5, 6]), answer
 
 
 @pytest.mark.long
 def test_a_replica_follows(fixture: Lab, lake: DeltaSpark) -> None:
+    """Also where `_last_checkpoint` led to a version that ended."""
     source, target = fixture.db(), fixture.replica()
-    place, there = make(lake, source, "t"), target.home / "t"
-    before = read(place, range(14))
+    place, there = make(lake, source, "t", last=6, **{"delta.checkpointInterval": "4"}), target.home / "t"
+    before = read(place, range(7))
     assert fixture.sync().status == "synced"
-    assert read(there, range(14)) == before
-    answer = retained(arguments(fixture, db=source), *newest(3))
-    assert (answer.code, answer.output["expired"]) == (0, 11), answer
+    assert read(there, range(7)) == before and (there / "_delta_log/_last_checkpoint").exists()
+    answer = retained(arguments(fixture, db=source), *newest(2))
+    assert (answer.code, answer.output["expired"]) == (0, 5), answer
     assert fixture.sync().status == "synced"
     verified = command("--config", str(fixture.config()), "verify", fixture.name, "--engine", "local")
     assert (verified.code, verified.output["status"]) == (0, "same"), verified
-    assert commits(there) == [11, 12, 13] and on_disk(there) == on_disk(place)
-    assert read(there, range(11, 14)) == {version: before[version] for version in range(11, 14)}
+    assert commits(there) == [5, 6] and on_disk(there) == on_disk(place)
+    assert not (there / "_delta_log/_last_checkpoint").exists()
+    assert read(there, (5, 6)) == {version: before[version] for version in (5, 6)}
