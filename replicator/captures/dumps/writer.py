@@ -31,7 +31,7 @@ from replicator.core.model import Table
 from replicator.errors import UsageError
 from replicator.metastore.events.record import ChangeRecord, encode
 
-SMALL = 100_000  # maximum number of entries in one bucket before a dump is split
+SMALL = 25_000  # maximum number of entries in one bucket before a dump is split: a task folds all of one, 1.3 KB each
 BUCKETS = 64
 FLUSH = 1024  # entries that are gathered before they are distributed, and in a bucket before they are written
 ROW_GROUP = 4096  # rows of a bucket: all buckets fill their row groups in memory at the same time
