@@ -260,6 +260,9 @@ def test_writers_lose_nothing(fixture: Lab, lake: DeltaSpark) -> None:
     late = pa.table({"id": pa.array([1], pa.int64()), "note": ["late"]})
     with pytest.raises(deltalake.exceptions.DeltaError):  # and not in the place of a commit that is gone
         deltalake.write_deltalake(gone, late, mode="append")
+    with pytest.raises(deltalake.exceptions.CommitFailedError):  # it meets the commits after the one that it read
+        deltalake.write_deltalake(began, late, mode="append")
+    began.update_incremental()
     deltalake.write_deltalake(began, late, mode="append")
     assert commits(place) == [5, 6, 7, 8]
     assert rows(place, 8) == sorted([*before[6], ROW, (1, "late")])
