@@ -347,6 +347,7 @@ def test_iceberg_metadata_in_a_delta_table_is_named_as_long_as_it_names_the_sour
     (place / "metadata").mkdir()
     pointer = place / "metadata" / "00001-5f.metadata.json"
     pointer.write_text(json.dumps({"format-version": 2, "location": f"file:{place}"}) + rest)
+    fixture.source.alter("events", table_type="ICEBERG", metadata_location=f"file:{pointer}")
     dumped, loaded, found = fixture.dump(), fixture.load(), verified(fixture)
     for answer in (loaded, found):
         assert (answer.code, named(answer)) == (3, [f"{fixture.name}.events"])

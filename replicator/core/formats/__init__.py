@@ -36,11 +36,13 @@ FORMATS: dict[str, TableFormat] = {each.name: each for each in _IN_ORDER}
 
 
 def format_of(table: Table) -> TableFormat:
-    """Returns a table's format, regardless of case: by the type that a catalog or Spark gave it, which counts first (a
-    Delta table may have an Iceberg table's pointer, too), or by other properties, storage handler and input format."""
+    """Returns a table's format, regardless of case: by the type that a catalog or Spark gave it, which counts first,
+    or by other properties, storage handler and input format. Of the two types Delta counts: UniForm gives a Delta table
+    an Iceberg table's type and pointer, too."""
     signs = Signs(table)
     fitting = [each for each in _IN_ORDER if each.of_views in (None, table.is_view)]
-    typed = (each for given in signs.types if given for each in fitting if given in each.types)
+    types = sorted(filter(None, signs.types), key=lambda given: given not in DELTA.types)
+    typed = (each for given in types for each in fitting if given in each.types)
     return next(typed, None) or next((each for each in fitting if each.recognises(signs)), PLAIN)
 
 
