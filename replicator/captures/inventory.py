@@ -231,11 +231,11 @@ class Inventory:
         return int(self._db.execute(query, (self._table_id(db, name),)).fetchone()[0])
 
     def partition_names(self, db: str, name: str) -> Iterator[str]:
-        for row in self._pages(
-            "SELECT id, name FROM partitions WHERE table_id = ? AND id > ? ORDER BY id LIMIT ?",
+        for (found,) in self._pages(
+            "SELECT name FROM partitions WHERE table_id = ? AND name > ? ORDER BY name LIMIT ?",
             self._table_id(db, name),
         ):
-            yield row[1]
+            yield found
 
     def partitions(self, db: str, name: str, batch: int = 1000) -> Iterator[list[Partition]]:
         """Yields a table's complete partitions, in batches."""
@@ -243,7 +243,7 @@ class Inventory:
         decoder = msgspec.json.Decoder(Partition)
         page: list[Partition] = []
         for _, number, body in self._pages(
-            "SELECT id, columns, body FROM partitions WHERE table_id = ? AND id > ? ORDER BY id LIMIT ?",
+            "SELECT name, columns, body FROM partitions WHERE table_id = ? AND name > ? ORDER BY name LIMIT ?",
             self._table_id(db, name),
         ):
             page.append(self._unpack(decoder.decode(body), number, columns))
@@ -387,8 +387,9 @@ class Inventory:
         return int(row[0]) if row else None
 
     def _pages(self, query: str, table_id: int | None) -> Iterator[tuple[Any, ...]]:
-        """Yields the rows of a query keyed by (table_id, id > last), by pages, to limit memory."""
-        last = 0
+        """Yields the rows of a query keyed by (table_id, name > last), by pages, to limit memory. Not by ids, which the
+        index does not have in order: each page would read all rows."""
+        last = ""
         while rows := self._db.execute(query, (table_id, last, _PAGE)).fetchall():
             yield from rows
             last = rows[-1][0]
