@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import replicator
 from benchmarks import (
     backlog,
     bootstrapping,
+    comparing,
     copying,
+    cycling,
     decoding,
     distributing,
     expiring,
@@ -36,7 +42,7 @@ from benchmarks import (
     transacting,
     translating,
 )
-from benchmarks.measure import machine, record
+from benchmarks.measure import Outcome, machine, record
 from replicator.cli.main import collect_rarely
 
 BENCHMARKS = {
@@ -62,11 +68,13 @@ BENCHMARKS = {
     "tables": many_tables.run,
     "growth": growing.run,
     "backlog": backlog.run,
+    "cycle": cycling.run,
     "serve": serving.run,
     "ingest": ingesting.run,
     "ingest-jobs": planning.run,
 }
-DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "performance.md"
 
 
 def main() -> None:
@@ -81,25 +89,56 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, help="of `tables`: in each table")
     parser.add_argument("--hive", help="of `tables`: version of the metastores")
     parser.add_argument("--record", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--json", action="store_true", help="print the tool's seconds as JSON instead of tables")
+    some = f"run the small {', '.join(comparing.DEFAULT)} (or NAMEs) of this checkout and of this revision turn about"
+    parser.add_argument("--compare", metavar="BASE", help=f"{some}; exit 1 if something became slower")
+    parser.add_argument("--rounds", type=int, default=comparing.ROUNDS, help="of --compare, of each checkout")
     asked = parser.parse_args()
     unknown = set(asked.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # metastores are stopped and directories removed then too
+    if asked.compare:
+        sys.exit(_compare(asked))
+    if asked.json:
+        with contextlib.redirect_stdout(sys.stderr):
+            seconds = {name: _run(name, asked).figures.seconds for name in asked.names}
+        print(json.dumps({"code": replicator.__file__, "seconds": seconds}))
+        return
     print(f"On {machine()}.", flush=True)
-    given = {"tables": asked.tables, "partitions": asked.partitions, "hive": asked.hive}
     for name in asked.names or BENCHMARKS:
-        more = {key: value for key, value in given.items() if value and name == "tables"}
         command = f"scripts/bench {name} --size {asked.size} --runs {asked.runs}"
-        command += "".join(f" --{key} {value}" for key, value in more.items())
+        command += "".join(f" --{key} {value}" for key, value in _more(name, asked).items())
         print(f"\n## {name}\n\n`{command}`\n", flush=True)
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="replicator-bench-", dir=asked.directory) as directory:
-            outcome = BENCHMARKS[name](asked.size, asked.runs, Path(directory), **more)
+        outcome = _run(name, asked)
         print(outcome.markdown(), flush=True)
-        print(f"{name}: {time.monotonic() - began:.0f} s in all", file=sys.stderr, flush=True)
         if asked.record:
-            record(DOCUMENT, f"{name} on {asked.hive}" if "hive" in more else name, asked.size, command, outcome)
+            title = f"{name} on {asked.hive}" if "hive" in _more(name, asked) else name
+            record(DOCUMENT, title, asked.size, command, outcome)
+
+
+def _more(name: str, asked: argparse.Namespace) -> dict[str, Any]:
+    given = {"tables": asked.tables, "partitions": asked.partitions, "hive": asked.hive}
+    return {key: value for key, value in given.items() if value and name == "tables"}
+
+
+def _run(name: str, asked: argparse.Namespace) -> Outcome:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="replicator-bench-", dir=asked.directory) as directory:
+        outcome = BENCHMARKS[name](asked.size, asked.runs, Path(directory), **_more(name, asked))
+    print(f"{name}: {time.monotonic() - began:.0f} s in all", file=sys.stderr, flush=True)
+    return outcome
+
+
+def _compare(asked: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="replicator-compare-", dir=asked.directory) as place:
+        here = comparing.Checkout("this checkout", ROOT)
+        try:
+            base = comparing.exported(ROOT, asked.compare, Path(place, "base"))
+            return comparing.compare(base, here, asked.names or comparing.DEFAULT, asked.rounds, Path(place))
+        except comparing.NotComparable as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
 
 
 if __name__ == "__main__":

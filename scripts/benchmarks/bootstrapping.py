@@ -11,7 +11,7 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
 from benchmarks import ground
-from benchmarks.measure import Outcome, interleaved, ratio, s, timed
+from benchmarks.measure import Figures, Outcome, interleaved, ratio, s, timed
 
 PARTITIONS = {"full": 20_000, "small": 4_000}
 WANTED = 2.5
@@ -20,6 +20,7 @@ WANTED = 2.5
 def run(size: str, runs: int, directory: Path) -> Outcome:
     count = PARTITIONS[size]
     parts: dict[str, list[float]] = {"capture": [], "dump": []}
+    figures = Figures()
     with ground.metastore(directory) as client:
         ground.create_database(client, "wide")
         place = ground.create_table(client, "wide", "t")
@@ -35,8 +36,10 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         def ours(number: int) -> float:
             root, out = directory / f"cmroot-{number}", directory / f"dump-{number}"
             ground.settle(directory)
-            opened, captured = ground.captured(client, str(root), ["wide"], ground.engine())
-            dumped = ground.dumped(client, opened, out, ["wide"])
+            opened, captured = figures.of(
+                "capture", lambda: ground.captured(client, str(root), ["wide"], ground.engine())
+            )
+            dumped = figures.of("dump", lambda: ground.dumped(client, opened, out, ["wide"]))
             assert captured.files == dumped.files == count, (captured, dumped)
             parts["capture"].append(captured.seconds)
             parts["dump"].append(dumped.seconds)
@@ -56,7 +59,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         f"<= {WANTED}",
     ]
     headers = ["partitions", "bare fetch", "capture and dump", "capture", "dump", "times the fetch", "wanted"]
-    return Outcome(headers, [row])
+    return Outcome(headers, [row], figures=figures)
 
 
 def raw_client(uri: str) -> tuple[TBufferedTransport, ThriftHiveMetastore.Client]:

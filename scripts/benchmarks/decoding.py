@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ from hmsclient.genthrift.hive_metastore import ttypes
 
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
-from benchmarks.measure import Outcome, interleaved, median, timed
+from benchmarks.measure import Figures, Outcome, Timed, interleaved, median
 from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.core.model import Database, NotificationEvent
 from replicator.metastore.events.notification_log import decode
@@ -41,18 +42,21 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
     records = _records(events)
     lines = [encode(record) for record in records]
     assert all(record.change.unread is None for record in records)
-    contestants = {
-        "decode": lambda _: timed(lambda: _records(events)),
-        "decode, squash and plan": lambda _: timed(lambda: _plan(_records(events), database, there)),
-        "records to JSON": lambda _: timed(lambda: [encode(record) for record in records]),
-        "JSON to records, squash and plan": lambda _: timed(
-            lambda: _plan([decode_line(line) for line in lines], database, there)
-        ),
+    figures = Figures()
+    steps: dict[str, Callable[[], object]] = {
+        "decode": lambda: _records(events),
+        "decode, squash and plan": lambda: _plan(_records(events), database, there),
+        "records to JSON": lambda: [encode(record) for record in records],
+        "JSON to records, squash and plan": lambda: _plan([decode_line(line) for line in lines], database, there),
+    }
+    contestants: dict[str, Timed] = {
+        name: lambda _, name=name, work=work: figures.timed(name, work)  # type: ignore[misc]
+        for name, work in steps.items()
     }
     for work in contestants.values():
         work(0)
     took = interleaved(max(runs, 3), contestants)
-    outcome = Outcome(["step", "events/s and core", "wanted"])
+    outcome = Outcome(["step", "events/s and core", "wanted"], figures=figures)
     for name, seconds in took.items():
         wanted = f">= {WANTED:,}" if name == "decode, squash and plan" else ""
         outcome.rows.append([name, f"{len(events) / median(seconds):,.0f}", wanted])

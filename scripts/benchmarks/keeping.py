@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks import ground
-from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
+from benchmarks.measure import Figures, Outcome, interleaved, median, ratio, s, timed
 from cmroot.keep.keepers import LinkKeeper, is_kept
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file
@@ -23,7 +23,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
     for number, place in enumerate(places):
         place.mkdir(parents=True)
         ground.small_files(place, number * files, files)
-    engine, root = LocalEngine(), directory / "cmroot"
+    engine, root, figures = LocalEngine(), directory / "cmroot", Figures()
 
     def read_all(place: Path) -> int:
         return len([checksum_file(str(path)) for path in place.iterdir()])
@@ -44,7 +44,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
     def keep(number: int) -> float:
         create_or_open(str(root))
         ground.settle(directory)
-        seconds = timed(lambda: _all(engine.run(keep_all, places), directories * files))
+        seconds = figures.timed("keep", lambda: _all(engine.run(keep_all, places), directories * files))
         example = LinkKeeper(str(root)).keep(str(next(places[0].iterdir())))
         assert is_kept(str(root), example.checksum, example.size)
         shutil.rmtree(root)
@@ -53,7 +53,8 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
     took = interleaved(max(runs, 3), {"read": read, "link": link, "keep": keep})
     rate = directories * files / median(took["keep"])
     outcome = Outcome(
-        ["files", "read and hash", "cp -al", "keep by link", "files a second", "times reading", "times cp -al"]
+        ["files", "read and hash", "cp -al", "keep by link", "files a second", "times reading", "times cp -al"],
+        figures=figures,
     )
     outcome.rows.append(
         [

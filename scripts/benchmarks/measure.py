@@ -12,8 +12,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 Timed = Callable[[int], float]  # of the run's number; returns the seconds that count
+
+
+@dataclass
+class Figures:
+    """Seconds of the tool's own steps, which `--compare` compares; not of yardsticks. `CPU`: of this process, all
+    threads."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def of(self, step: str, work: Callable[[], T]) -> T:
+        gc.collect()
+        began, used = time.perf_counter(), time.process_time()
+        result = work()
+        took, used = time.perf_counter() - began, time.process_time() - used
+        self.seconds.setdefault(step, []).append(took)
+        self.seconds.setdefault(f"{step}, CPU", []).append(used)
+        return result
+
+    def timed(self, step: str, work: Callable[[], object]) -> float:
+        self.of(step, work)
+        return self.seconds[step][-1]
 
 
 @dataclass
@@ -23,6 +46,7 @@ class Outcome:
     headers: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    figures: Figures = field(default_factory=Figures)
 
     def markdown(self) -> str:
         lines = [self.headers, ["---"] * len(self.headers), *self.rows]

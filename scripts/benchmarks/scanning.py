@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks import ground
-from benchmarks.measure import Outcome, interleaved, ratio, s, timed
+from benchmarks.measure import Figures, Outcome, interleaved, ratio, s, timed
 from cmroot.store.listing import RACY_MARGIN, changed_directories
 from replicator.captures.manifest import open_manifest
 
@@ -19,6 +19,7 @@ WANTED, WANTED_SECONDS = 1.5, 2.0
 
 def run(size: str, runs: int, directory: Path) -> Outcome:
     tables, partitions, files = SIZES[size]
+    figures = Figures()
     with ground.metastore(directory) as client:
         home = ground.create_database(client, "quiet")
         numbers = itertools.count(0, files)
@@ -40,7 +41,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
 
         def scan(number: int) -> float:
             with open_manifest(root) as manifest:
-                return timed(lambda: _compare(manifest, len(directories)))
+                return figures.timed("scan", lambda: _compare(manifest, len(directories)))
 
         def incremental(number: int) -> float:
             out = directory / f"dump-{number}"
@@ -51,14 +52,15 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
                 assert again.files == 0 and dumped.files == 0 and dumped.records == 0, (again, dumped)
 
             ground.settle(directory)
-            seconds = timed(work)
+            seconds = figures.timed("dump with nothing new", work)
             shutil.rmtree(out)
             return seconds
 
         bare(runs), scan(runs), incremental(runs)
         took = interleaved(max(runs, 3), {"bare": bare, "scan": scan, "incremental": incremental})
     what = f"{len(directories):,} directories, {captured.files:,} files"
-    outcome = Outcome(["warehouse", "os.scandir", "scan", "times scandir", "wanted", "dump with nothing new", "wanted"])
+    headers = ["warehouse", "os.scandir", "scan", "times scandir", "wanted", "dump with nothing new", "wanted"]
+    outcome = Outcome(headers, figures=figures)
     outcome.rows.append(
         [
             what,
