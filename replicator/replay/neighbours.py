@@ -14,7 +14,8 @@ import os
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import tee
 
 from cmroot.errors import Error
 from cmroot.keep.recycle import recycle_tree, refuse_link
@@ -29,6 +30,7 @@ from replicator.core.model import Name, Partition, Table, partition_name
 from replicator.core.roles import RoleMark, is_shadow, mark_of
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.concurrency import side_by_side
 from replicator.metastore.fields import catalog_of, qualified
 from replicator.replay.placement import PUBLISHED, is_noted, is_published, lies_by_name, published_name
 from replicator.replay.replica import SOURCE
@@ -240,8 +242,7 @@ class Neighbours:
         """Records that partitions of these names were removed, and new ones added."""
         if self._read:
             self._forget((table.db, table.name), set(names))
-            for partition in partitions:
-                self._add_partition(table, partition)
+            self._add_partitions(table, _apart(table, partitions))
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
@@ -392,37 +393,40 @@ class Neighbours:
                 return
             role = mark_of(database.parameters, db, repair=True)
             names = self._all.table_names(db) if names is None else names
-            for some in batched(names, _TABLES):
-                for table in self._all.tables(db, some):
-                    if not table.is_view:
-                        self._add_table(table, role)
+            found = (table for some in batched(names, _TABLES) for table in self._all.tables(db, some))
+            tables, again = tee(table for table in found if not table.is_view)
+            read = partial(self._elsewhere, role)
+            for table, elsewhere in zip(tables, side_by_side(self._target.traffic, read, again), strict=True):
+                self._add_table(table, *elsewhere)
 
-    def _add_table(self, table: Table, role: RoleMark) -> None:
+    def _elsewhere(self, role: RoleMark, table: Table) -> tuple[int, list[Partition]]:
+        """Returns the number of partitions of a table of others, and those not located by their names. Runs in a
+        thread."""
+        name = (table.db, table.name)
+        with contextlib.suppress(ObjectNotFound):
+            if table.has_files_by_partition and not is_noted(table, role):
+                if (few := self._all.few_partitions(*name)) is not None:
+                    return len(few), _apart(table, few)
+                names = self._all.partition_names(*name)
+                pages = self._all.partitions(*name, names)
+                return len(names), [each for page in pages for each in _apart(table, page)]
+        return 0, []
+
+    def _add_table(self, table: Table, partitions: int, elsewhere: Sequence[Partition]) -> None:
         name = (table.db, table.name)
         key = table.partition_keys[0].name if table.has_files_by_partition else ""
         self._depth[name] = len(table.partition_keys) if table.has_files_by_partition else 0
         self._sources[name] = table.parameters.get(SOURCE, "")
         if table.location:
             self._add(Occupant(*name, "", "", key), table.location)
-        if table.has_files_by_partition and not is_noted(table, role):
-            with contextlib.suppress(ObjectNotFound):
-                names = self._all.partition_names(*name)
-                for page in self._all.partitions(*name, names):
-                    for partition in page:
-                        self._add_partition(table, partition)
-                if len(names) > PARTITION_BATCH and not any(
-                    each.partition for place in self._places.get(name, ()) for each in self._of(place, name)
-                ):
-                    self.by_name.add(name)
+        self._add_partitions(table, elsewhere)
+        if partitions > PARTITION_BATCH and not elsewhere:
+            self.by_name.add(name)
 
-    def _of(self, place: str, name: Name) -> Iterator[Occupant]:
-        return (each for each in self._at[place] if (each.db, each.table) == name)
-
-    def _add_partition(self, table: Table, partition: Partition) -> None:
-        if partition.location:
-            name = partition_name(table.partition_keys, partition.values)
-            if not lies_by_name(table, name, partition.location):
-                self._add(Occupant(table.db, table.name, name, ""), partition.location)
+    def _add_partitions(self, table: Table, apart: Iterable[Partition]) -> None:
+        for each in apart:
+            name = partition_name(table.partition_keys, each.values)
+            self._add(Occupant(table.db, table.name, name, ""), each.location or "")
 
     def _add(self, holder: Occupant, location: str) -> None:
         for place in _spellings(location):
@@ -431,6 +435,12 @@ class Neighbours:
             holder = replace(holder, place=place, source=self._sources.get((holder.db, holder.table), ""))
             self._at.setdefault(place, []).append(holder)
             self._places.setdefault((holder.db, holder.table), set()).add(place)
+
+
+def _apart(table: Table, partitions: Iterable[Partition]) -> list[Partition]:
+    """Returns the partitions with a location that their names do not tell."""
+    named = ((each, partition_name(table.partition_keys, each.values)) for each in partitions if each.location)
+    return [each for each, name in named if not lies_by_name(table, name, each.location or "")]
 
 
 def is_link(place: str) -> bool:

@@ -169,7 +169,7 @@ class Yarn:
 
     def _ask(self, what: str) -> dict[str, Any]:
         url = f"http://{self.hdfs.host}:{self.ports[4]}/ws/v1/cluster/{what}"
-        with urllib.request.urlopen(urllib.request.Request(url, headers=self.hdfs.headers()), timeout=5) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=self.hdfs.headers()), timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

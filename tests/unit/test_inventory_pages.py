@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from replicator.captures import inventory
 from replicator.captures.inventory import Inventory
-from replicator.captures.manifest import _SCHEMA
+from replicator.captures.manifest import Manifest
 
 
-def test_pages_of_partitions_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_partitions_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(inventory, "_PAGE", 10)
-    some, many = (_steps(count) for count in (400, 4_000))
+    some, many = (_steps(tmp_path / str(count), count) for count in (400, 4_000))
     assert many < 15 * some, "of SQLite's machine, for ten times as many partitions"
 
 
-def _steps(count: int) -> int:
+def _steps(path: Path, count: int) -> int:
     names = [f"p={number:06d}" for number in range(count)]
-    with sqlite3.connect(":memory:") as db:
-        db.executescript(_SCHEMA)
+    Manifest(path).close()
+    with sqlite3.connect(path) as db:
         db.execute("INSERT INTO tables (id, db, name) VALUES (1, 'd', 't')")
         body = '{"values":["a"]}'
         rows = [(1, name, 0, body) for name in reversed(names)]
