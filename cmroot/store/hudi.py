@@ -75,6 +75,16 @@ def instant_of(path: str) -> Instant | None:
     return Instant(found["home"] != HOME, found["time"], found["end"] or "", action, state)
 
 
+def is_plan(instant: Instant) -> bool:
+    """Returns True for the plan of a compaction or clustering, which may be executed later."""
+    return instant.action in _PLANS and instant.state == REQUESTED
+
+
+def is_log(name: str) -> bool:
+    """Returns True for the name of a log file."""
+    return _DATA_OF_LOGS.fullmatch(name) is not None
+
+
 def belongs(path: str) -> bool:
     """Returns True if a file, by its path in a Hudi table's directory, is the table's: hidden names may be."""
     *above, name = path.split("/")

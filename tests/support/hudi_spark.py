@@ -11,7 +11,7 @@ import sys
 import venv
 from pathlib import Path
 
-from iceberg_spark import IcebergSpark, answer
+from iceberg_spark import IcebergSpark, answer, python_with_product
 
 SPARK = "pyspark==3.5.8"
 BUNDLES = {
@@ -35,6 +35,36 @@ def environment() -> Path:
     return home
 
 
+def jar_of(home: Path, release: str) -> Path:
+    """The bundle of a release, fetched when it is missing."""
+    from replicator.metastore.embedded.distributions import Artifact, fetch
+    from replicator.metastore.java import find_java, locked
+
+    bundle = Artifact(f"org.apache.hudi:hudi-spark3.5-bundle_2.12:{release}", BUNDLES[release])
+    with locked(home):
+        fetch([bundle], home, find_java(os.environ), os.environ, "this test needs it")
+    return home / bundle.file_name
+
+
+def product_python() -> Path:
+    """The environment's Python, with the product's dependencies."""
+    return python_with_product(environment(), SPARK)
+
+
+def product_settings() -> list[str]:
+    """Settings of a product's Spark with Hudi."""
+    own = [f"{key}={value}" for key, value in SETTINGS.items() if key != "spark.kryo.registrator"]
+    return [f"spark.jars={jar_of(environment(), '1.2.0')}", *own]
+
+
+SETTINGS = {
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
+    "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.hudi.catalog.HoodieCatalog",
+}
+
+
 class HudiSpark(IcebergSpark):
     """Spark with a release of Hudi against one metastore, as its own catalog."""
 
@@ -48,13 +78,7 @@ class HudiSpark(IcebergSpark):
         return environment()
 
     def jars(self, home: Path) -> list[Path]:
-        from replicator.metastore.embedded.distributions import Artifact, fetch
-        from replicator.metastore.java import find_java, locked
-
-        bundle = Artifact(f"org.apache.hudi:hudi-spark3.5-bundle_2.12:{self._release}", BUNDLES[self._release])
-        with locked(home):
-            fetch([bundle], home, find_java(os.environ), os.environ, "this test needs it")
-        return [home / bundle.file_name]
+        return [jar_of(home, self._release)]
 
 
 def serve(uri: str, warehouse: str, jars: str) -> None:
@@ -62,10 +86,7 @@ def serve(uri: str, warehouse: str, jars: str) -> None:
 
     settings = {
         "spark.jars": jars,
-        "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
-        "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
-        "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.hudi.catalog.HoodieCatalog",
+        **SETTINGS,
         "spark.sql.warehouse.dir": warehouse,
         "spark.hadoop.hive.metastore.uris": uri,
         "spark.hadoop.hoodie.metadata.enable": "true",

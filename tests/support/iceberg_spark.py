@@ -40,18 +40,23 @@ def environment() -> Path:
 def with_product() -> tuple[Path, Path]:
     """Its Python, which has the product's dependencies, too, for commands that change Iceberg tables; and the jar. The
     product itself is that of PYTHONPATH."""
-    from replicator.metastore.java import locked
-
     home = environment()
     (jar,) = home.glob("*.jar")
+    return python_with_product(home, SPARK), jar
+
+
+def python_with_product(home: Path, spark: str) -> Path:
+    """The Python of an environment, with the product's dependencies."""
+    from replicator.metastore.java import locked
+
     project = Path(__file__).parents[2]
     wanted = sorted(tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"])
     with locked(home):
         known = home / "dependencies.json"
         if not known.exists() or json.loads(known.read_text()) != wanted:
-            subprocess.run([home / "spark/bin/pip", "install", "--quiet", SPARK, "-e", project], check=True)
+            subprocess.run([home / "spark/bin/pip", "install", "--quiet", spark, "-e", project], check=True)
             known.write_text(json.dumps(wanted))
-    return home / "spark/bin/python", jar
+    return home / "spark/bin/python"
 
 
 class IcebergSpark:

@@ -1,7 +1,7 @@
 """A purge command that dies at a step of a table's own commits: `killed_purge.py STEP before|after|halfway ARGUMENTS`.
-The step is a method of `IcebergLake` or, if STEP begins with `delta:`, of `DeltaLake`; an expiry of Iceberg that dies
-halfway has committed, and deleted no file. `killed_purge.py STEP ID ARGUMENTS` dies nowhere: another writer adds two
-rows before the step, one with this id."""
+The step is a method of `IcebergLake` or, if STEP begins with `delta:` or `hudi:`, of `DeltaLake` or `HudiLake`; an
+expiry of Iceberg that dies halfway has committed, and deleted no file. `killed_purge.py STEP ID ARGUMENTS` dies
+nowhere: another writer adds two rows before the step, one with this id."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from replicator.cli.main import main
 from replicator.core.text import quoted_name
 from replicator.lifecycle.purge.delta_purge import DeltaLake
+from replicator.lifecycle.purge.hudi_purge import HudiLake
 from replicator.lifecycle.purge.iceberg_purge import IcebergLake
 
 
@@ -42,6 +43,10 @@ def meeting(lake: type, step: str, id_: str) -> Any:
             frame = self._session.createDataFrame(rows, "who STRING, note STRING, n BIGINT")
             if lake is IcebergLake:
                 frame.writeTo(quoted_name(*self._table_name)).append()
+            elif lake is HudiLake:
+                frame.createOrReplaceTempView("late")
+                name = quoted_name(*self._actions._table_name)
+                self._session.sql(f"insert into {name} select who, note, n, 'p1' from late").collect()
             else:
                 with self._actions._configured():
                     frame.write.format("delta").mode("append").save(self._actions._path)
@@ -52,8 +57,8 @@ def meeting(lake: type, step: str, id_: str) -> Any:
 
 if __name__ == "__main__":
     name, moment = sys.argv[1:3]
-    lake: type = DeltaLake if name.startswith("delta:") else IcebergLake
-    name = name.removeprefix("delta:")
+    format, _, name = name.rpartition(":")
+    lake: type = {"delta": DeltaLake, "hudi": HudiLake, "": IcebergLake}[format]
     kills = moment in ("before", "after", "halfway")
     setattr(lake, name, dying(lake, name, moment) if kills else meeting(lake, name, moment))
     sys.argv[1:] = sys.argv[3:]

@@ -55,10 +55,12 @@ def purge(
     killed: tuple[str, str] | None = None,
     met: tuple[str, str] | None = None,
     db: str = "",
+    python: Path | None = None,
 ) -> Answer:
-    """`purge run` in a process of the Spark that formats have builds for, with these settings. killed: the step and the
-    moment where it dies. met: the step before which another writer adds a row with this id."""
-    python, _ = with_product()
+    """`purge run` in a process of the Spark that formats have builds for, or of another one's `python`, with these
+    settings. killed: the step and the moment where it dies. met: the step before which another writer adds a row with
+    this id."""
+    python = python or with_product()[0]
     given = ["--metastore", lab.source_uri, "--cmroot", str(lab.cmroot), "--ids", f"{lab.name}.gone:b"]
     given += ["--table-whitelist", db or lab.name, "--field-path", "privacy.column"]
     given += ["--master", "local[1]", "--spark-conf", "spark.sql.shuffle.partitions=1"]
@@ -82,7 +84,8 @@ def texts(place: Path) -> dict[Path, bytes]:
     for path in (each for each in place.rglob("*") if each.is_file()):
         data = path.read_bytes()
         if data[:4] == b"PAR1":
-            statistics = repr(pq.ParquetFile(path).metadata.row_group(0).to_dict()).encode()
+            about = pq.ParquetFile(path).metadata
+            statistics = repr([about.row_group(each).to_dict() for each in range(about.num_row_groups)]).encode()
             found[path] = data + repr(pq.read_table(path).to_pydict()).encode() + statistics
         elif data[:4] == b"Obj\x01":
             found[path] = data + repr(list(fastavro.reader(io.BytesIO(data)))).encode()

@@ -202,5 +202,6 @@ HUDI = with_log(
         removals=Removals.LOG,
         switches_itself=True,
         rewrites=True,
-    )
+    ),
+    purged=True,
 )

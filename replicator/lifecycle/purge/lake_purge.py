@@ -8,7 +8,7 @@ was. A concurrent writer's commit makes one of the two fail, and is never lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,10 @@ class Lake(ABC):
     def purge(self, unit: Unit) -> tuple[Unit, str]:
         """Makes one attempt. Returns the unit with new counts, and why ids are left, "" if none are. Raises Spark's
         error for a conflict with another writer, and what `seen` does."""
+
+    def same(self) -> Collection[str]:
+        """Returns other names under which the metastore has the table itself."""
+        return ()
 
     # ---- a run -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +147,7 @@ class Lake(ABC):
         work.directory.write_units([unit])
         work.remover.live.refresh()
         holds = read_holds(work.remover.root, work.remover.clock())
-        if why := work.forbidden_now(unit, Part("", self._onboarded.table), holds):
+        if why := work.forbidden_now(unit, Part("", self._onboarded.table), holds, self.same()):
             unit = unit.at("SKIPPED", work.remover.clock, reason=why)
             work.directory.write_units([unit])
             return unit
@@ -173,7 +177,7 @@ class Lake(ABC):
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     def _shared(self, paths: Iterable[str]) -> str:
-        return shared(self._work.remover.live, self._onboarded.name, paths)
+        return shared(self._work.remover.live, self._onboarded.name, paths, self.same())
 
     def _note_matched(self, held: Mapping[str, Held]) -> None:
         """Writes which ids were found, before they are deleted."""

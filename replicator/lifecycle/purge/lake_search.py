@@ -1,13 +1,14 @@
 """Search of the files of a table whose log or tree names them, by Arrow. Changes nothing.
 
 Files are searched, not rows of readers, so a row that no reader sees any more is found, too. Iceberg's columns are
-found by the ids of their fields; Delta's by their names in the files.
+found by the ids of their fields; those of others by their names in the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -188,6 +189,10 @@ class Finder:
             self.gap(f"{lossy}, the type of {'.'.join(self.table.field)}: no row was searched for them")
         return pa.array([row[0] for row in frame.collect()], type_)
 
+    def runner(self) -> Callable[[Any], list[Held]]:
+        """Returns the function that searches the files of a task."""
+        return run_search_task
+
     def gap(self, why: str) -> None:
         self.gaps.append(PurgeGap(self.table.name, why))
 
@@ -211,7 +216,7 @@ class Finder:
         """Searches files (path to format), unless it has done so before, and returns all of them."""
         left = sorted((path, form) for path, form in files.items() if path not in self.searched)
         tasks = (msgspec.structs.replace(task, files=tuple(some)) for some in batched(left, FILES))
-        for several in self.engines.for_work(len(left)).run(run_search_task, tasks) if left else ():
+        for several in self.engines.for_work(len(left)).run(self.runner(), tasks) if left else ():
             self.searched |= {each.path: each for each in several}
         return [self.searched[path] for path in files]
 

@@ -11,9 +11,10 @@ from cmroot.errors import FormatError, UnknownPlace
 from replicator.core.engine import AutoEngine
 from replicator.core.formats import format_of
 from replicator.core.formats.delta_table import DELTA
+from replicator.core.formats.hudi_table import HUDI
 from replicator.core.formats.iceberg_table import ICEBERG
 from replicator.core.model import Table
-from replicator.lifecycle.purge import delta_purge, iceberg_purge
+from replicator.lifecycle.purge import delta_purge, hudi_purge, iceberg_purge
 from replicator.lifecycle.purge.delta_search import described_by_log
 from replicator.lifecycle.purge.ids import Ids
 from replicator.lifecycle.purge.lake_purge import Lake
@@ -44,6 +45,11 @@ _KINDS = {
         delta_purge.rows_left,
         "a Delta table has no backup: its purge removes the files with the rows",
     ),
+    HUDI.name: _Kind(
+        hudi_purge.HudiLake,
+        hudi_purge.rows_left,
+        "a Hudi table has no backup: its purge cleans the files with the rows",
+    ),
 }
 
 
@@ -55,7 +61,7 @@ def is_lake(table: Table) -> bool:
 def onboard_any(table: Table, field_path: str = "") -> Onboarded | PurgeGap | WithoutPersons:
     """Returns how a purge takes a white-listed table of any format; see `onboard`. Reads the log of a table whose
     columns and properties are in its own log: Spark writes them there only."""
-    if not (is_lake(table) and format_of(table).own_columns):
+    if format_of(table) is not DELTA:
         return onboard(table, field_path)
     try:
         schema, own = described_by_log(table)

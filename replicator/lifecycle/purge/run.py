@@ -169,7 +169,8 @@ class Purge(Job[Onboarded, Purged]):
             others = [each for each in self._tables if not is_lake(each.table)]
             self.done.ids_never_found, self.done.ids_near_misses, why = self._work.never_found(others)
             if self.done.ids_never_found and len(others) < len(self._tables):
-                self.done.ids_near_misses, why = None, "near misses are not counted in tables of Delta and Iceberg"
+                self.done.ids_near_misses = None
+                why = "near misses are not counted in tables of Delta, Hudi and Iceberg"
             self.done.warnings += filter(None, [why])
         except Exception as error:
             if not is_of_spark(error):

@@ -165,7 +165,7 @@ def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[s
     columns = [column.name for column in (table.storage.columns if table.storage else ())]
     found = [metastore.table_statistics(table.db, table.name, columns)]
     if table.is_partitioned:
-        found += metastore.partition_statistics(table.db, table.name, columns, list(names))
+        found += metastore.partition_statistics(table.db, table.name, columns, [*filter(None, names)])
     for each in filter(None, found):
         for column in {column.column: None for some in each.by_engine().values() for column in some}:
             metastore.drop_statistics(table.db, table.name, each.partition or "", column, None)

@@ -5,7 +5,7 @@ Batches of partitions pass through the states of `state`. One that changed concu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -407,7 +407,8 @@ class TableWork:
         done.add(unit for unit in units if unit.state != "FAILED")
         return [unit for unit in units if unit.state == "FAILED"]
 
-    def forbidden_now(self, unit: Unit, part: Part, holds: Sequence[LegalHold]) -> str:
+    def forbidden_now(self, unit: Unit, part: Part, holds: Sequence[LegalHold], same: Collection[str] = ()) -> str:
+        """Returns why a table or partition may not be purged now, "" if it may. same: other names of the table."""
         removal = Removal(
             path=part.location,
             what="partition" if part.name else "table",
@@ -417,7 +418,7 @@ class TableWork:
         )
         if why := forbidden(removal, self.remover.limits, holds):
             return why
-        found = self.remover.live.blocking(part.location, object=unit.table, partition=unit.partition)
+        found = self.remover.live.blocking(part.location, object=unit.table, partition=unit.partition, same=same)
         return f"shares its location with {found}" if found else ""
 
     def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str, advance: Advance) -> Iterator[Staged]:

@@ -125,14 +125,16 @@ class LiveLocations:
             for row in database.execute(query, (DATA, *names)):
                 yield LiveReference(*row)
 
-    def blocking(self, path: str, *, object: str = "", partition: str = "") -> LiveReference | None:
+    def blocking(
+        self, path: str, *, object: str = "", partition: str = "", same: Collection[str] = ()
+    ) -> LiveReference | None:
         """Returns the first reference that forbids a path's removal. `object` ("db.table") and `partition`: dropped as
-        well, so their own references do not count; an object without partition covers all its partitions."""
+        well, so their own references do not count; an object without partition covers all its partitions. same: other
+        names of this table, whose references do not count either."""
         for found in self.references(path):
-            own = (
-                object and f"{found.db}.{found.table}" == object.lower() and (not partition or found.part == partition)
-            )
-            if not own:
+            name = f"{found.db}.{found.table}"
+            own = object and name == object.lower() and (not partition or found.part == partition)
+            if not own and name not in same:
                 return found
         return None
 
@@ -369,10 +371,10 @@ def _above(place: str) -> Iterable[str]:
         yield place
 
 
-def shared(live: LiveLocations, name: str, paths: Iterable[str]) -> str:
+def shared(live: LiveLocations, name: str, paths: Iterable[str], same: Collection[str] = ()) -> str:
     """Returns why files may not be deleted with the states of a table that name them: they are in the data of another
-    table, as `add_files` of Iceberg leaves them; "" if none is. name: "db.table"."""
+    table, as `add_files` of Iceberg leaves them; "" if none is. name: "db.table"; same: its other names."""
     for directory in dict.fromkeys(parent(normal(path)) for path in paths):
-        if (found := live.blocking(directory, object=name)) is not None:
+        if (found := live.blocking(directory, object=name, same=same)) is not None:
             return f"an expiry would delete files in {directory}, which is data of {found}"
     return ""

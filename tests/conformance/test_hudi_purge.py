@@ -1,0 +1,237 @@
+"""Purges of Hudi tables, by the command line in a Spark with Hudi: rows, older slices, log files, indices, and the
+bytes of every file below the table; read by Hudi, and by hudi-rs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from command_line import Answer, command
+from hudi_spark import HudiSpark, product_python, product_settings
+from iceberg_spark import IcebergSpark
+from lab import Lab
+from lake_purges import DESCRIPTOR, EVERYONE, GONE, certified_by, make_ids, texts
+from lake_purges import purge as purge_by
+from plain_tables import PlainDatabase
+from purges import Warehouse
+
+from cmroot.root import create_or_open
+
+LEFT = EVERYONE - set(GONE)
+INDEXED = {
+    "hoodie.metadata.global.record.level.index.enable": "true",
+    "hoodie.metadata.index.column.stats.enable": "true",
+    "hoodie.metadata.index.bloom.filter.enable": "true",
+}
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def lake(fixture: Lab) -> Iterator[IcebergSpark]:
+    make_ids(fixture)
+    create_or_open(str(fixture.cmroot))
+    with HudiSpark(fixture.source_uri, fixture.source.home.parent) as spark:
+        yield spark
+
+
+def make(
+    spark: IcebergSpark, lab: Lab, name: str, kind: str, db: PlainDatabase | None = None, key: str = "who", **more: str
+) -> str:
+    """A table with 200 rows of two commits: person-0000 to person-0199. The first erased person is alone in a
+    partition, so bounds of columns have it."""
+    db = db or lab.source
+    table = f"{db.name}.{name}"
+    given = {"dataset.descriptor": DESCRIPTOR, "type": kind, "primaryKey": key, "preCombineField": "n", **more}
+    text = ", ".join(f"'{key}' = '{value}'" for key, value in given.items())
+    spark(
+        f"create table {table} (who string, note string, n bigint, d string) using hudi partitioned by (d)"
+        f" location 'file://{db.home}/{name}' tblproperties ({text})"
+    )
+    for first in (0, 100):
+        row = "concat('person-', lpad(id, 4, '0')), concat('about-', lpad(id, 4, '0')), id"
+        row += ", if(id = 5, 'alone', concat('p', id % 2))"
+        spark(f"insert into {table} select /*+ coalesce(1) */ {row} from range({first}, {first + 100})")
+    return table
+
+
+def change(spark: IcebergSpark, table: str) -> None:
+    spark(f"update {table} set note = concat(note, ' changed') where who in ('person-0007', '{GONE[0]}')")
+    spark(f"delete from {table} where who = '{GONE[1]}'")
+
+
+def purge(
+    lab: Lab,
+    *more: str,
+    hudi: bool = True,
+    killed: tuple[str, str] | None = None,
+    met: tuple[str, str] | None = None,
+    db: str = "",
+) -> Answer:
+    """`purge run` in a Spark with Hudi, or without. No writer of these tests lasts."""
+    grace = [] if "--grace" in more else ["--grace", "0s"]
+    settings = product_settings() if hudi else ()
+    return purge_by(lab, *more, *grace, settings=settings, killed=killed, met=met, db=db, python=product_python())
+
+
+def people(spark: IcebergSpark, table: str) -> set[str]:
+    spark(f"refresh table {table}")
+    return {row[0] for row in spark(f"select who from {table}")}
+
+
+def seen(place: Path) -> set[str]:
+    """The people that hudi-rs reads."""
+    from hudi import HudiTableBuilder
+
+    found = pa.Table.from_batches(HudiTableBuilder.from_base_uri(str(place)).build().read())
+    return set(found["who"].to_pylist())
+
+
+def unpacked(data: bytes) -> bytes:
+    """The bytes of all streams of gzip in a file, as in blocks of HFiles, and in log files with such blocks."""
+    found, at = list[bytes](), data.find(b"\x1f\x8b\x08")
+    while at >= 0:
+        reader = zlib.decompressobj(31)
+        with suppress(zlib.error):
+            found.append(reader.decompress(data[at:]))
+        at = data.find(b"\x1f\x8b\x08", at + 1)
+    return b"".join(found)
+
+
+def holding(place: Path) -> list[str]:
+    """Files with the value of an erased row, read as bytes, and unpacked without the product."""
+    wanted = [text.encode() for each in GONE for text in (each, each.replace("person", "about"))]
+    found = list[str]()
+    for path, data in texts(place).items():
+        whole = data if data[:4] in (b"PAR1", b"Obj\x01") else data + unpacked(data)
+        if any(each in whole for each in wanted):
+            found.append(str(path.relative_to(place)))
+    return found
+
+
+@pytest.mark.parametrize("kind, version", [("cow", "9"), ("mor", "9"), ("mor", "8"), ("mor", "6")])
+def test_rows_go_from_every_slice_and_are_certified(fixture: Lab, lake: IcebergSpark, kind: str, version: str) -> None:
+    if version != "9":
+        lake(f"set hoodie.write.table.version={version}")
+        lake("set hoodie.write.auto.upgrade=false")
+    for key, value in INDEXED.items():
+        lake(f"set {key}={value}")
+    table, place = make(lake, fixture, "t", kind), fixture.source.home / "t"
+    first = lake(f"select max(_hoodie_commit_time) from {table}")[0][0]
+    change(lake, table)
+    before = holding(place)
+    indexes = {Path(each).parts[2] for each in before if each.startswith(".hoodie/metadata/")}
+    assert indexes == {"column_stats", "partition_stats", "record_index"}
+    planned = purge(fixture, "--table-whitelist", table, "--dry-run")
+    assert planned.code == 0 and planned.output["rows_erased"] == 1, planned
+    assert people(lake, table) == EVERYONE - {GONE[1]} and holding(place) == before
+
+    done = purge(fixture, "--table-whitelist", table, "--certify", "--expedite")
+    assert done.code == 0 and done.output["rows_erased"] == 1, done
+    assert done.output["certificate"]["status"] == "certified", done
+    assert people(lake, table) == LEFT == seen(place)
+    assert holding(place) == []
+    assert lake(f"select note from {table} where who = 'person-0007'") == [["about-0007 changed"]]
+    lake(f"refresh table {table}")
+    past = {row[0] for row in lake(f"select who from {table} timestamp as of '{first}'")}
+    assert past.isdisjoint(GONE)
+    again = purge(fixture, "--table-whitelist", table, "--certify")
+    assert again.code == 0 and again.output["rows_erased"] == 0, again
+    assert f"hoodie.table.version={version}\n" in (place / ".hoodie/hoodie.properties").read_text()
+
+    lake(f"insert into {table} values ('late', 'of a writer', 1000, 'p1')")
+    assert people(lake, table) == LEFT | {"late"} and holding(place) == []
+    assert "record_index" in (place / ".hoodie/hoodie.properties").read_text()
+
+
+def test_a_purge_that_is_killed_after_each_step_is_completed(fixture: Lab, lake: IcebergSpark) -> None:
+    table, place = make(lake, fixture, "t", "mor", key="n"), fixture.source.home / "t"
+    change(lake, table)
+    steps = [
+        ("_delete", "after"),
+        ("_compact", "after"),
+        ("_record", "after"),
+        ("_clean", "after"),
+        ("_drop", "before"),
+    ]
+    for step, moment in steps:
+        purge(fixture, "--table-whitelist", table, killed=(f"hudi:{step}", moment))
+        assert holding(place)
+    done = purge(fixture, "--table-whitelist", table, "--certify")
+    assert done.code == 0 and done.output["resumed"], done
+    assert (done.output["rows_erased"], done.output["certificate"]["status"]) == (1, "certified"), done
+    assert done.output["certificate"]["contents"] > 2
+    assert people(lake, table) == LEFT == seen(place) and holding(place) == []
+
+
+def test_a_write_that_is_in_flight_and_a_savepoint_are_named(fixture: Lab, lake: IcebergSpark) -> None:
+    """As if the newest write were not completed: its last file is away."""
+    flying, saved = (make(lake, fixture, name, "cow") for name in ("flying", "saved"))
+    home = fixture.source.home
+    timeline = home / "flying/.hoodie/timeline"
+    newest = max(each for each in timeline.iterdir() if each.suffix == ".commit")
+    aside = newest.rename(home / newest.name)
+    ((first, last),) = lake(f"select min(_hoodie_commit_time), max(_hoodie_commit_time) from {saved}")
+    lake(f"call create_savepoint(table => '{saved}', commit_time => '{last}')")
+
+    whitelist = ("--table-whitelist", f"{fixture.source.name}.flying|saved")
+    done = purge(fixture, *whitelist, "--grace", "2h")
+    assert done.code == 3, done
+    units = {each["table"].rpartition(".")[2]: each["units"][0] for each in done.output["tables"]}
+    assert {each["state"] for each in units.values()} == {"EXHAUSTED"}, units
+    assert f"the instant {newest.name.partition('_')[0]} is in flight" in units["flying"]["reason"], units
+    assert f"delete the savepoints {last}" in units["saved"]["reason"], units
+    assert people(lake, saved) == LEFT and first < last
+    aside.rename(newest)
+    assert people(lake, flying) == EVERYONE
+
+    newest.unlink()
+    lake(f"call delete_savepoint(table => '{saved}', instant_time => '{last}')")
+    done = purge(fixture, *whitelist, "--certify")
+    assert [*done.output["gaps"], *done.output["certificate"]["holding"]] == []
+    assert done.code == 0 and done.output["certificate"]["status"] == "certified", done
+    assert people(lake, saved) == LEFT and people(lake, flying) < LEFT
+    assert holding(home / "saved") == [] == holding(home / "flying")
+
+
+def test_rows_that_a_writer_adds_during_a_purge_are_searched_again(fixture: Lab, lake: IcebergSpark) -> None:
+    table, place = make(lake, fixture, "t", "cow"), fixture.source.home / "t"
+    without = purge(fixture, "--table-whitelist", table, hudi=False)
+    assert without.code == 3 and "hudi-spark3.5-bundle_2.12" in without.output["gaps"][0]["reason"], without
+    assert people(lake, table) == EVERYONE
+    done = purge(fixture, "--table-whitelist", table, "--certify", met=("hudi:_record", GONE[1]))
+    assert done.code == 0 and done.output["certificate"]["status"] == "certified", done
+    (unit,) = done.output["tables"][0]["units"]
+    assert (unit["state"], unit["attempt"]) == ("DONE", 2)
+    assert people(lake, table) == LEFT | {"person-of-the-writer"} and holding(place) == []
+
+
+def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: IcebergSpark, warehouse: Warehouse) -> None:
+    """The certificate is made by the newest Spark, which has no Hudi."""
+    source, target = fixture.db(), fixture.replica()
+    table = make(lake, fixture, "t", "cow", db=source)
+    lake(f"delete from {table} where who = '{GONE[0]}'")
+    fixture.sync()
+    assert holding(target.home) and holding(source.home)
+    done = purge(fixture, db=source.name)
+    assert done.code == 0 and holding(source.home) == [], done
+
+    behind = certified_by(fixture, warehouse, source.name)
+    held = {each["what"] for each in behind.holding}
+    assert behind.status == "remaining" and held == {"$cmroot", "replica"}, behind.holding
+
+    fixture.sync()
+    assert holding(target.home) == [] and seen(target.home / "t") == LEFT
+    expedited = certified_by(fixture, warehouse, source.name, expedited=True)
+    fixture.sync()
+    certified = certified_by(fixture, warehouse, source.name, expedited=True)
+    assert certified.status == "certified", (expedited.holding, certified.holding, certified.gaps)
+    assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
+
+    sides = ["--metastore", fixture.source_uri, "--cmroot", str(fixture.cmroot)]
+    undone = command("purge", "undo", f"{source.name}.t", *sides)
+    assert (undone.code, undone.error) == (6, "Refused") and "no backup" in undone.message, undone
