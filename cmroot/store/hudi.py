@@ -31,6 +31,7 @@ TIMELINES = (f"{HOME}/timeline", HOME, f"{METADATA}/{HOME}/timeline", f"{METADAT
 """The directories of instants, in the order in which they must be listed: the table of metadata after the table."""
 
 NEWEST = 9  # the newest table version that is known
+FIRST_WITH_TIMELINE = 8  # the first table version with a directory of instants
 REQUESTED, INFLIGHT, COMPLETED = "requested", "inflight", "completed"
 
 _UNFINISHED = frozenset({".temp", ".heartbeat", ".locks", "_temporary", "_scratch"})  # directories of writers

@@ -92,8 +92,8 @@ class Certifying(ErasureOptions):
     grace: Annotated[
         timedelta,
         opt(
-            "With --expedite: keep backups younger than this; of `purge run`, also files of the log of Delta tables. "
-            "Set it to the duration of your longest query, or write."
+            "With --expedite: keep backups younger than this; of `purge run`, also files of the log of Delta tables, "
+            "and Hudi tables with a write in flight. Set it to the duration of your longest query, or write."
         ),
     ] = timedelta(hours=2)
     allow_gaps: Annotated[

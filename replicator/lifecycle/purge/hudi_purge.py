@@ -26,7 +26,7 @@ from replicator.core.formats import format_of
 from replicator.core.formats.hudi_table import HUDI
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.delta_search import location_of
-from replicator.lifecycle.purge.hudi_search import HudiFinder, HudiLog
+from replicator.lifecycle.purge.hudi_search import HudiFinder, HudiLog, pending_at
 from replicator.lifecycle.purge.ids import KEYS, Ids, keys_of
 from replicator.lifecycle.purge.lake_purge import Lake, Seen, counted
 from replicator.lifecycle.purge.lake_search import Unsearchable
@@ -70,6 +70,8 @@ class HudiLake(Lake):
             self._roll_back()
             log = self._look()
         if self._shown():
+            if why := self._in_flight(log):
+                return unit, why
             self._delete()
             log = self._look()
         if log.held and log.is_merged:
@@ -125,10 +127,10 @@ class HudiLake(Lake):
         return keys, searching.key_column(self._onboarded)
 
     def _in_flight(self, log: HudiLog) -> str:
-        """Returns which write may not have ended; "" if none."""
+        """Returns which write may not have ended, as the timeline is now; "" if none."""
         grace = self._work.options.grace
         newest = self._work.remover.clock() - grace.total_seconds()
-        young = {time: changed for time, changed in log.pending.items() if changed > newest}
+        young = {time: changed for time, changed in pending_at(log).items() if changed > newest}
         if not young:
             return ""
         time, until = min(young), iso(max(young.values()) + grace.total_seconds())

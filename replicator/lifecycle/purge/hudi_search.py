@@ -107,6 +107,14 @@ def _pending(paths: Iterable[str], files: Mapping[str, FileState]) -> dict[str, 
     return {time: changed for time, changed in found.items() if time not in done}
 
 
+def pending_at(log: HudiLog) -> dict[str, float]:
+    """Returns the instants of the table that are in flight now; see `_pending`."""
+    version = int(log.properties["hoodie.table.version"])
+    directory = join(log.location, hudi.TIMELINES[0] if version >= hudi.FIRST_WITH_TIMELINE else hudi.HOME)
+    files = {join(directory, name): state for name, state in files_at(directory)}
+    return _pending(files, files)
+
+
 def _heads(data: Iterable[str], files: Mapping[str, FileState]) -> dict[str, int]:
     """Returns the files of the newest slice of each file group."""
     groups = dict[tuple[str, str], list[tuple[str, bool, str]]]()
