@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ SETTINGS = {
 """The settings of a session that Hudi needs."""
 
 _TABLE = "replicator_hudi_table"
+_CONFLICT = re.compile(r"overlapping writes between first operation = [^)]*instantTime=(\d+)\)")
 _LOCKS = "hoodie.write.lock.provider"
 _OWN = {
     "hoodie.write.concurrency.mode": "optimistic_concurrency_control",  # the delete fails if another write overlaps
@@ -78,12 +80,18 @@ class HudiActions:
         return int(rows), int(found)
 
     def delete(self, keys: Any, column: str, view: str) -> None:
-        """Deletes the rows that have a value in the DataFrame `keys`, which is called `view` for that."""
+        """Deletes the rows that have a value in the DataFrame `keys`, which is called `view` for that. A delete that
+        fails because another write overlaps is rolled back, so that it is not in flight when it is repeated."""
         keys.createOrReplaceTempView(view)
-        with self._configured():
-            self._session.sql(
-                f"DELETE FROM {quoted_name(*self._table_name)} AS t WHERE {column} IN (SELECT key FROM {view})"
-            ).collect()
+        name = quoted_name(*self._table_name)
+        try:
+            with self._configured():
+                self._session.sql(f"DELETE FROM {name} AS t WHERE {column} IN (SELECT key FROM {view})").collect()
+        except Exception as error:
+            if failed := _CONFLICT.search(str(error)):
+                with self._client({}) as client:
+                    client.rollback(failed[1])
+            raise
 
     def compact(self) -> None:
         """Merges all log files into new base files, those of plans that exist already first."""
