@@ -24,13 +24,16 @@ MAINTAINED = {
     "hoodie.metadata.compact.max.delta.commits": "4",
 }
 VERSIONS = [("1.2.0", ""), ("1.2.0", "8"), ("0.15.0", "")]
+WRITTEN = {"1.2.0": "9", "0.15.0": "6"}
 
 
 def create(spark: HudiSpark, db: str, version: str) -> None:
     if version:
+        spark("set hoodie.write.auto.upgrade=false")
         spark(f"set hoodie.write.table.version={version}")
+    of_version = {"hoodie.write.table.version": version} if version else {}
     for name, (kind, more, properties) in TABLES.items():
-        given = {"type": kind, "primaryKey": "id", "preCombineField": "ts"} | properties
+        given = {"type": kind, "primaryKey": "id", "preCombineField": "ts"} | properties | of_version
         text = ", ".join(f"'{key}' = '{value}'" for key, value in given.items())
         columns = "(id int, name string, ts bigint, d string)"
         spark(f"create table {db}.{name} {columns} using hudi {more} tblproperties ({text})")
@@ -92,6 +95,9 @@ def test_a_replica_is_read_and_written_without_its_source(fixture: Lab, release:
             found = verified(fixture, *renamed)
             assert (dumped.code, loaded.code, found.code) == (0, 0, 0), (dumped, loaded, found.output["differences"])
             wanted = rows(source, db)
+            for name in TABLES:
+                text = (fixture.source.home / name / ".hoodie/hoodie.properties").read_text()
+                assert f"hoodie.table.version={version or WRITTEN[release]}\n" in text
             with fixture.without_source():
                 assert rows(target, replica) == wanted
             assert names(fixture.warehouse / f"{replica}.db", str(fixture.source.home)) == []

@@ -244,18 +244,6 @@ def test_the_keeper_is_a_link_on_one_device_and_a_copy_elsewhere(local_root: str
         choose_keeper(local_root, str(tmp_path), "tape")
 
 
-def test_a_keeper_is_chosen_without_reading_each_of_very_many_empty_partitions(
-    local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(EXAMINED + 100):
-        (tmp_path / f"table/day={number}").mkdir(parents=True)
-    (tmp_path / "table/loop").symlink_to("loop")
-    read, scandir = [], os.scandir
-    monkeypatch.setattr(os, "scandir", lambda place: read.append(place) or scandir(place))
-    assert choose_keeper(local_root, str(tmp_path / "table")).name == "link"
-    assert 0 < len(read) <= EXAMINED + 1
-
-
 def test_a_root_that_takes_nothing_is_an_error_that_tells_each_reason(local_root: str, tmp_path: Path) -> None:
     """What could stand in the way on a disk: here a file where a directory belongs, which stops even root."""
     incoming = Path(local_root, "incoming")
@@ -587,3 +575,15 @@ def test_a_snapshot_entry_that_names_another_snapshot_is_refused(local_root: str
     with pytest.raises(FormatError, match="names another snapshot, 'replicator-somebody-else'"):
         sweep_snapshots(local_root, [], 1)
     assert place.exists()
+
+
+def test_a_keeper_is_chosen_without_reading_each_of_very_many_empty_partitions(
+    local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(EXAMINED + 100):
+        (tmp_path / f"table/day={number}").mkdir(parents=True)
+    (tmp_path / "table/loop").symlink_to("loop")
+    read, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda place: read.append(place) or scandir(place))
+    assert choose_keeper(local_root, str(tmp_path / "table")).name == "link"
+    assert 0 < len(read) <= EXAMINED + 1
