@@ -3,7 +3,7 @@ result is a `plan.Plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -313,6 +313,7 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
     touched |= plan.squashed.functions.keys()
     stored = {called.name for lineage in plan.squashed.lineages if lineage.table for called in lineage.names}
     stored |= {(name, "") for name in plan.squashed.databases}
+    ended = {lineage.before for lineage in plan.squashed.lineages if lineage.before != lineage.now}
     for source, name in plan.placement.databases.items():
         database = target[name].database
         for each in from_property(database.parameters.get(PROPERTY) if database else None, source):
@@ -327,47 +328,39 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
             if each.reason.startswith(NOT_STORED) and (db, name) in stored:
                 continue
             stays = (*STANDING, NO_VIEW, NOT_TAKEN, NAMES_SOURCE, WITHOUT_TABLE)
-            if each.reason.startswith(stays) and _is_left(plan.squashed, db, name):
+            if each.reason.startswith(stays) and (db, name) not in ended and db not in plan.squashed.dropped_at:
                 plan.lacked.append(each)
-
-
-def _is_left(squashed: Squashed, db: str, table: str) -> bool:
-    """Returns True if a table that existed before the range exists at its end, under the same name."""
-    ended = any(each.before == (db, table) != each.now for each in squashed.lineages)
-    return not ended and db not in squashed.dropped_at
 
 
 def lack_constraints(plan: Plan, kinds: frozenset[str]) -> None:
     """Records the constraints of the dump that the target cannot store. kinds: those that it can."""
-    for step in plan.tables:
-        if step.lineage.constraints is None or step.lineage.now is None:
-            continue
-        name = ".".join(step.lineage.now)
-        plan.lacked[:] = [
-            each for each in plan.lacked if each.object != name or not each.reason.startswith(NO_CONSTRAINT)
-        ]
-        _, lacking = replica_constraints(step.lineage.constraints, kinds, plan.placement.databases.get)
+    given = [(step.lineage.now, step.lineage.constraints) for step in plan.tables]
+    found = {".".join(now): constraints for now, constraints in given if now and constraints is not None}
+    _forget(plan, found, NO_CONSTRAINT)
+    for name, constraints in found.items():
+        _, lacking = replica_constraints(constraints, kinds, plan.placement.databases.get)
         if lacking:
             plan.lacked.append(not_replicated(name, lacking))
+
+
+def _forget(plan: Plan, names: Container[str], reason: str) -> None:
+    plan.lacked[:] = [each for each in plan.lacked if each.object not in names or not each.reason.startswith(reason)]
 
 
 def lack_statistics(plan: Plan, engines: Sequence[str]) -> None:
     """Records the tables with statistics of engines that the target does not have. engines: those that it has. An entry
     about a table's own statistics remains until a dump replaces it; one about partitions is added when a dump brings
     them."""
-    for step in plan.tables:
-        if step.lineage.now is None or not step.lineage.statistics:
-            continue
-        name, lacking = ".".join(step.lineage.now), dict[str, None]()
-        for partition, statistics in step.lineage.statistics.items():
+    given = [(step.lineage.now, step.lineage.statistics) for step in plan.tables]
+    found = {".".join(now): statistics for now, statistics in given if now and statistics}
+    _forget(plan, {name for name, statistics in found.items() if None in statistics}, NO_STATISTICS)
+    standing = {each.object for each in plan.lacked if each.reason.startswith(STANDING)}
+    for name in (each for each in found if each not in standing):
+        lacking = dict[str, None]()
+        for partition, statistics in found[name].items():
             begin = "of partitions, " if partition else ""
             lacking |= dict.fromkeys(begin + reason for reason in storable(statistics, engines)[1])
-        if None in step.lineage.statistics:
-            plan.lacked[:] = [
-                each for each in plan.lacked if each.object != name or not each.reason.startswith(NO_STATISTICS)
-            ]
-        stands = any(each.object == name and each.reason.startswith(STANDING) for each in plan.lacked)
-        plan.lacked += [NotReplicated(name, reason) for reason in sorted(lacking) if not stands]
+        plan.lacked += [NotReplicated(name, reason) for reason in sorted(lacking)]
 
 
 def lack_grants(plan: Plan, other: Callable[[], str]) -> None:
