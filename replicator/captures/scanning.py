@@ -19,6 +19,7 @@ import msgspec
 from cmroot.errors import StorageUnreachable
 from cmroot.keep.versions import why_unversioned
 from cmroot.store.buckets import OWN, BucketQueue, Standing, why_not_all
+from cmroot.store.hdfs import SCHEMES
 from cmroot.store.listing import changed_directories
 from cmroot.store.place import scheme
 from cmroot.store.spelling import normal, split_authority
@@ -261,9 +262,10 @@ class Scan:
 
     def paced(self) -> timedelta | None:
         """Returns the time limit by which scans take one part in SHARE of the time; None if all is to be scanned: for
-        the first time, and where the difference of snapshots or notifications tell what to list."""
+        the first time, and where snapshots of HDFS, or notifications, tell what to list."""
         last = Turns(self._log.manifest, self._log.began).last
-        if last is None or self._notices or bases(self._log.manifest):
+        on_hdfs = any(scheme(each.location or "") in SCHEMES for each in self._log.manifest.databases())
+        if last is None or on_hdfs or self._notices or bases(self._log.manifest):
             return None
         return max(SHORTEST, timedelta(seconds=(self._log.began - last) / SHARE))
 
