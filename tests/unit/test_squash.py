@@ -50,6 +50,7 @@ from replicator.core.spark import SparkEngine
 from replicator.errors import ObjectExists, ObjectNotFound
 from replicator.metastore.events import record as kinds
 from replicator.metastore.events.record import Change, ChangeRecord, encode
+from replicator.metastore.traffic import Traffic
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.copy_task import fold_entries
 from replicator.replay.apply.prepare import Preparation
@@ -191,6 +192,9 @@ class Warehouse:
     def partition_names(self, db: str, table: str) -> list[str]:
         return list(self.parts[table])
 
+    def few_partitions(self, db: str, table: str) -> list[Partition]:
+        return list(self.parts[table].values())
+
     def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
         yield [self.parts[table][name] for name in names if name in self.parts[table]]
 
@@ -314,6 +318,8 @@ class AsReader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._warehouse, name)
+
+    traffic = Traffic()
 
     def everywhere(self) -> AsReader:
         return self
