@@ -148,7 +148,7 @@ def test_a_delta_table_that_the_metastore_shows_as_icebergs_is_named(fixture: La
     fixture.source.alter("t", table_type="ICEBERG", metadata_location=f"file://{place}/metadata/1.metadata.json")
     answer = command(*arguments(fixture), *newest(1))
     assert (answer.code, answer.output["selected"]) == (3, 0), answer
-    assert "an expiry would delete files that versions in its log need" in reasons(answer)["t"], answer
+    assert "with Iceberg metadata, which names the files of its versions" in reasons(answer)["t"], answer
 
 
 # ---- what ends -------------------------------------------------------------------------------------------------------
