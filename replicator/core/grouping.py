@@ -167,7 +167,7 @@ class Waiting:
         assert self._file
         piece = os.pread(self._file.fileno(), size, begin)
         if len(piece) < size:
-            raise OSError(errno.EIO, "a temporary file is shorter than what was written to it", gettempdir())
+            raise OSError(errno.EIO, "a temporary file was truncated", gettempdir())
         return piece
 
     def _append(self, piece: bytes) -> None:

@@ -83,7 +83,7 @@ def main() -> None:
     collect_rarely()  # as the command line does; for the yardsticks too
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures replicator against plain yardsticks.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; none: all of them")
-    size = "full takes about an hour, 15 GB and 1.3 million inodes"
+    size = "full takes several hours, 15 GB and 1.3 million inodes"
     parser.add_argument("--size", choices=("small", "full"), default="small", help=size)
     parser.add_argument("--runs", type=int, default=3, help="interleaved runs of which the medians count")
     parser.add_argument("--directory", type=Path, help="where to work; a fresh directory is made in it and removed")
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--hive", help="of `tables`: version of the metastores")
     parser.add_argument("--record", action="store_true", help="put the tables into docs/performance.md")
     parser.add_argument("--json", action="store_true", help="print the tool's seconds as JSON instead of tables")
-    some = f"run the small {', '.join(comparing.DEFAULT)} (or NAMEs) of this checkout and of this revision turn about"
+    some = f"run the small {', '.join(comparing.DEFAULT)} (or NAMEs) of this checkout and of this revision in turns"
     parser.add_argument("--compare", metavar="BASE", help=f"{some}; exit 1 if something became slower")
     parser.add_argument("--rounds", type=int, default=comparing.ROUNDS, help="of --compare, of each checkout")
     asked = parser.parse_args()

@@ -1,8 +1,8 @@
-"""`scripts/bench --compare BASE`: small benchmarks of two checkouts, turn about, and what is slower beyond noise.
+"""`scripts/bench --compare BASE`: small benchmarks of two checkouts in turns, and what is slower beyond noise.
 
 BASE is a git revision, exported into a directory of its own, whose benchmarks run with the same Python and packages.
 Each round is a process, whose figure is the shortest of its runs: other load only adds time. docs/performance.md has
-the rule and what it promises.
+the rule, and how often it is wrong.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _row(name: str, base: Sequence[float], here: Sequence[float], verdict: str) 
 
 
 def _compile(*checkouts: Checkout) -> None:
-    """Otherwise the first round of each would compile what a step imports."""
+    """Compiles both checkouts, so that no round includes it."""
     for each in checkouts:
         places = [each.root / top for top in ("cmroot", "replicator", "scripts/benchmarks", "tests/support")]
         subprocess.run([sys.executable, "-m", "compileall", "-q", *(str(place) for place in places)], check=True)

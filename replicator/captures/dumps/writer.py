@@ -102,8 +102,8 @@ class DumpWriter:
             self._gather()
 
     def _gather(self) -> None:
-        """Passes on what was written since, as one piece: a piece of few rows costs some KB, and a dump may have one
-        for each table."""
+        """Combines the entries gathered so far, and distributes them: a piece of few rows costs some KB, and a dump may
+        have one for each table."""
         if not self._pieces:
             return
         rows = pa.concat_tables(self._pieces).combine_chunks()
