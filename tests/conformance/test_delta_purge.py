@@ -10,10 +10,10 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import Answer, command
+from command_line import Answer
 from delta_spark import DeltaSpark, delta_settings
 from lab import Lab
-from lake_purges import DESCRIPTOR, EVERYONE, GONE, certified_by, holding, make_ids
+from lake_purges import DESCRIPTOR, EVERYONE, GONE, holding, make_ids, purged_everywhere
 from lake_purges import purge as purge_by
 from plain_tables import PlainDatabase
 from purges import Warehouse
@@ -246,23 +246,6 @@ def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: DeltaSpar
     source, target = fixture.db(), fixture.replica()
     table = make(lake, fixture, "t", db=source)
     lake(f"delete from {table} where who = '{GONE[0]}'")
-    fixture.sync()
-    assert holding(target.home) and holding(source.home)
-    done = purge(fixture, db=source.name)
-    assert done.code == 0 and holding(source.home) == [], done
-
-    behind = certified_by(fixture, warehouse, source.name)
-    held = {each["what"] for each in behind.holding}
-    assert behind.status == "remaining" and held == {"$cmroot", "replica"}, behind.holding
-
-    fixture.sync()
-    assert holding(target.home) == [] and seen(target.home / "t") == LEFT
-    expedited = certified_by(fixture, warehouse, source.name, expedited=True)
-    fixture.sync()
-    certified = certified_by(fixture, warehouse, source.name, expedited=True)
-    assert certified.status == "certified", (expedited.holding, certified.holding, certified.gaps)
-    assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
-
-    sides = ["--metastore", fixture.source_uri, "--cmroot", str(fixture.cmroot)]
-    undone = command("purge", "undo", f"{source.name}.t", *sides)
-    assert (undone.code, undone.error) == (6, "Refused") and "no backup" in undone.message, undone
+    purged_everywhere(
+        fixture, warehouse, lambda: purge(fixture, db=source.name), lambda: seen(target.home / "t") == LEFT
+    )

@@ -3,18 +3,17 @@ bytes of every file below the table; read by Hudi, and by hudi-rs."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from command_line import Answer, command
+from command_line import Answer
 from hudi_spark import HudiSpark, product_python, product_settings
 from iceberg_spark import IcebergSpark
 from lab import Lab
-from lake_purges import DESCRIPTOR, EVERYONE, GONE, certified_by, make_ids, texts
+from lake_purges import DESCRIPTOR, EVERYONE, GONE, make_ids, purged_everywhere
+from lake_purges import holding as files_holding
 from lake_purges import purge as purge_by
 from plain_tables import PlainDatabase
 from purges import Warehouse
@@ -91,26 +90,9 @@ def seen(place: Path) -> set[str]:
     return set(found["who"].to_pylist())
 
 
-def unpacked(data: bytes) -> bytes:
-    """The bytes of all streams of gzip in a file, as in blocks of HFiles, and in log files with such blocks."""
-    found, at = list[bytes](), data.find(b"\x1f\x8b\x08")
-    while at >= 0:
-        reader = zlib.decompressobj(31)
-        with suppress(zlib.error):
-            found.append(reader.decompress(data[at:]))
-        at = data.find(b"\x1f\x8b\x08", at + 1)
-    return b"".join(found)
-
-
 def holding(place: Path) -> list[str]:
-    """Files with the value of an erased row, read as bytes, and unpacked without the product."""
-    wanted = [text.encode() for each in GONE for text in (each, each.replace("person", "about"))]
-    found = list[str]()
-    for path, data in texts(place).items():
-        whole = data if data[:4] in (b"PAR1", b"Obj\x01") else data + unpacked(data)
-        if any(each in whole for each in wanted):
-            found.append(str(path.relative_to(place)))
-    return found
+    """Files with the value of an erased row, below the place."""
+    return [str(Path(each).relative_to(place)) for each in files_holding(place)]
 
 
 @pytest.mark.parametrize("kind, version", [("cow", "9"), ("mor", "9"), ("mor", "8"), ("mor", "6")])
@@ -176,7 +158,8 @@ def test_a_write_that_is_in_flight_and_a_savepoint_are_named(fixture: Lab, lake:
     newest = max(each for each in timeline.iterdir() if each.suffix == ".commit")
     aside = newest.rename(home / newest.name)
     ((first, last),) = lake(f"select min(_hoodie_commit_time), max(_hoodie_commit_time) from {saved}")
-    lake(f"call create_savepoint(table => '{saved}', commit_time => '{last}')")
+    note = f"kept for {GONE[0]}."
+    lake(f"call create_savepoint(table => '{saved}', commit_time => '{last}', comments => '{note}')")
 
     whitelist = ("--table-whitelist", f"{fixture.source.name}.flying|saved")
     done = purge(fixture, *whitelist, "--grace", "2h")
@@ -185,6 +168,8 @@ def test_a_write_that_is_in_flight_and_a_savepoint_are_named(fixture: Lab, lake:
     assert {each["state"] for each in units.values()} == {"EXHAUSTED"}, units
     assert f"the instant {newest.name.partition('_')[0]} is in flight" in units["flying"]["reason"], units
     assert f"delete the savepoints {last}" in units["saved"]["reason"], units
+    (named,) = (each["reason"] for each in done.output["gaps"] if "of its timeline has an id" in each["reason"])
+    assert f"/{last}_" in named and ".savepoint" in named, done.output["gaps"]
     assert people(lake, saved) == LEFT and first < last
     aside.rename(newest)
     assert people(lake, flying) == EVERYONE
@@ -215,23 +200,6 @@ def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: IcebergSp
     source, target = fixture.db(), fixture.replica()
     table = make(lake, fixture, "t", "cow", db=source)
     lake(f"delete from {table} where who = '{GONE[0]}'")
-    fixture.sync()
-    assert holding(target.home) and holding(source.home)
-    done = purge(fixture, db=source.name)
-    assert done.code == 0 and holding(source.home) == [], done
-
-    behind = certified_by(fixture, warehouse, source.name)
-    held = {each["what"] for each in behind.holding}
-    assert behind.status == "remaining" and held == {"$cmroot", "replica"}, behind.holding
-
-    fixture.sync()
-    assert holding(target.home) == [] and seen(target.home / "t") == LEFT
-    expedited = certified_by(fixture, warehouse, source.name, expedited=True)
-    fixture.sync()
-    certified = certified_by(fixture, warehouse, source.name, expedited=True)
-    assert certified.status == "certified", (expedited.holding, certified.holding, certified.gaps)
-    assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
-
-    sides = ["--metastore", fixture.source_uri, "--cmroot", str(fixture.cmroot)]
-    undone = command("purge", "undo", f"{source.name}.t", *sides)
-    assert (undone.code, undone.error) == (6, "Refused") and "no backup" in undone.message, undone
+    purged_everywhere(
+        fixture, warehouse, lambda: purge(fixture, db=source.name), lambda: seen(target.home / "t") == LEFT
+    )

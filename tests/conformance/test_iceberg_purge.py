@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from command_line import Answer, command
+from command_line import Answer
 from iceberg_spark import IcebergSpark, with_product
 from iceberg_tables import catalog
 from lab import Lab
-from lake_purges import DESCRIPTOR, GONE, certified_by, holding, iceberg_settings, make_ids
+from lake_purges import DESCRIPTOR, GONE, certified_by, holding, iceberg_settings, make_ids, purged_everywhere
 from lake_purges import purge as purge_by
 from plain_tables import PlainDatabase
 from purges import Warehouse
@@ -199,26 +199,12 @@ def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: IcebergSp
     source, target = fixture.db(), fixture.replica()
     table, everyone = make(lake, fixture, "t", 2, "merge-on-read", db=source), {f"person-{n:04}" for n in range(200)}
     lake(f"delete from {table} where who = '{GONE[0]}'")
-    fixture.sync()
-    assert holding(target.home) and holding(source.home)
-    done = purge(fixture, db=source.name)
-    assert done.code == 0 and holding(source.home) == [], done
-
-    behind = certified_by(fixture, warehouse, source.name)
-    held = {each["what"] for each in behind.holding}
-    assert behind.status == "remaining" and held == {"$cmroot", "replica"}, behind.holding
-
-    fixture.sync()
-    assert holding(target.home) == [] and set(column(fixture.target_uri, target.name)) == everyone - set(GONE)
-    expedited = certified_by(fixture, warehouse, source.name, expedited=True)
-    fixture.sync()
-    certified = certified_by(fixture, warehouse, source.name, expedited=True)
-    assert certified.status == "certified", (expedited.holding, certified.holding, certified.gaps)
-    assert holding(fixture.cmroot / "files") == [] and holding(fixture.target_cmroot / "files") == []
-
-    sides = ["--metastore", fixture.source_uri, "--cmroot", str(fixture.cmroot)]
-    undone = command("purge", "undo", f"{source.name}.t", *sides)
-    assert (undone.code, undone.error) == (6, "Refused") and "no backup" in undone.message, undone
+    purged_everywhere(
+        fixture,
+        warehouse,
+        lambda: purge(fixture, db=source.name),
+        lambda: set(column(fixture.target_uri, target.name)) == everyone - set(GONE),
+    )
 
 
 def test_files_outside_of_the_table_are_purged_at_both_sides(

@@ -3,17 +3,18 @@ all files below a table, read without it."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import fastavro
 import pyarrow.parquet as pq
-from command_line import Answer
+from command_line import Answer, command
 from iceberg_spark import with_product
 from lab import Lab
 from purges import Warehouse
@@ -78,8 +79,19 @@ def purge(
     return Answer(done.returncode, json.loads(done.stdout))
 
 
+def unpacked(data: bytes) -> bytes:
+    """The bytes of all streams of gzip in a file, as in blocks of HFiles, and in log files with such blocks."""
+    found, at = list[bytes](), data.find(b"\x1f\x8b\x08")
+    while at >= 0:
+        reader = zlib.decompressobj(31)
+        with suppress(zlib.error):
+            found.append(reader.decompress(data[at:]))
+        at = data.find(b"\x1f\x8b\x08", at + 1)
+    return b"".join(found)
+
+
 def texts(place: Path) -> dict[Path, bytes]:
-    """The contents of the files below a place: of Parquet and Avro the values, of Puffin and JSON the bytes."""
+    """The contents of the files below a place: of Parquet and Avro the values, of others the bytes."""
     found = {}
     for path in (each for each in place.rglob("*") if each.is_file()):
         data = path.read_bytes()
@@ -90,7 +102,7 @@ def texts(place: Path) -> dict[Path, bytes]:
         elif data[:4] == b"Obj\x01":
             found[path] = data + repr(list(fastavro.reader(io.BytesIO(data)))).encode()
         else:
-            found[path] = data + (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else b"")
+            found[path] = data + unpacked(data)
     return found
 
 
@@ -98,3 +110,29 @@ def holding(place: Path) -> list[str]:
     """Files with the value of an erased row."""
     wanted = [text.encode() for each in GONE for text in (each, each.replace("person", "about"))]
     return [str(path) for path, data in texts(place).items() if any(each in data for each in wanted)]
+
+
+def purged_everywhere(lab: Lab, warehouse: Warehouse, run: Callable[[], Answer], follows: Callable[[], bool]) -> None:
+    """A table `t` of the policy's database is purged by `run`, and its replica follows: each copy of an erased row is
+    named until it is gone. The certificate is made by the newest Spark, without the format."""
+    source, target = lab.db(), lab.replica()
+    lab.sync()
+    assert holding(target.home) and holding(source.home)
+    done = run()
+    assert done.code == 0 and holding(source.home) == [], done
+
+    behind = certified_by(lab, warehouse, source.name)
+    held = {each["what"] for each in behind.holding}
+    assert behind.status == "remaining" and held == {"$cmroot", "replica"}, behind.holding
+
+    lab.sync()
+    assert holding(target.home) == [] and follows()
+    expedited = certified_by(lab, warehouse, source.name, expedited=True)
+    lab.sync()
+    certified = certified_by(lab, warehouse, source.name, expedited=True)
+    assert certified.status == "certified", (expedited.holding, certified.holding, certified.gaps)
+    assert holding(lab.cmroot / "files") == [] and holding(lab.target_cmroot / "files") == []
+
+    sides = ["--metastore", lab.source_uri, "--cmroot", str(lab.cmroot)]
+    undone = command("purge", "undo", f"{source.name}.t", *sides)
+    assert (undone.code, undone.error) == (6, "Refused") and "no backup" in undone.message, undone

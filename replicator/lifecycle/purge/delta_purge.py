@@ -17,19 +17,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
-from cmroot.errors import FormatError
 from cmroot.pins import iso
-from replicator.core.engine import AutoEngine
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.delta_search import DeltaFinder, Log, location_of, shown_by
-from replicator.lifecycle.purge.ids import Ids, keys_of
+from replicator.lifecycle.purge.ids import keys_of
 from replicator.lifecycle.purge.lake_purge import Lake, Seen, counted
-from replicator.lifecycle.purge.lake_search import Unsearchable
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap
 from replicator.lifecycle.purge.state import Unit
 from replicator.lifecycle.purge.tables import TableWork
 from replicator.lifecycle.removal.delta_actions import DeltaActions, why_no_delta
-from replicator.metastore.client import MetastoreReader
 
 
 class DeltaLake(Lake):
@@ -167,18 +163,9 @@ def _left(log: Log) -> str:
 # ---- certificates ----------------------------------------------------------------------------------------------------
 
 
-def rows_left(
-    metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
-) -> tuple[str, list[PurgeGap]]:
-    """Returns what a table's files and log have of the ids, as text, "" for nothing, and the gaps. Reads only."""
-    finder = DeltaFinder(table, ids, engines)
-    try:
-        log = finder.look(metastore)
-    except (Unsearchable, FormatError) as error:
-        return "", [PurgeGap(table.name, f"not searched: {error}")]
-    found, held = list[str](), {**log.held, **log.unnamed}
-    if held:
-        found.append(f"{sum(each.rows for each in held.values()):,} rows have an id, in {len(held):,} files")
+def left(log: Log) -> Iterator[str]:
+    """Yields what a table's files and log have of the ids."""
+    if held := {**log.held, **log.unnamed}:
+        yield f"{sum(each.rows for each in held.values()):,} rows have an id, in {len(held):,} files"
     if log.dirty:
-        found.append(f"{len(log.dirty):,} files of the log have bounds of files with ids, or ids in conditions")
-    return "; ".join(found), finder.gaps
+        yield f"{len(log.dirty):,} files of the log have bounds of files with ids, or ids in conditions"

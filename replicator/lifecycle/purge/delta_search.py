@@ -34,7 +34,16 @@ from replicator.core.formats.delta_table import COORDINATED, DELTA
 from replicator.core.grouping import batched
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
-from replicator.lifecycle.purge.lake_search import Column, Finder, Held, SearchTask, Unsearchable, arrow_type, task_for
+from replicator.lifecycle.purge.lake_search import (
+    Column,
+    Finder,
+    Held,
+    SearchTask,
+    Unsearchable,
+    arrow_type,
+    task_for,
+    words,
+)
 from replicator.metastore.client import MetastoreReader
 
 _VERSION = re.compile(r"(\d{20})\.")
@@ -432,9 +441,7 @@ class Keys:
 
     def is_in(self, text: str) -> bool:
         """Returns True if a condition names an id."""
-        parts = re.split(r"[\s()\[\]{},;=<>!\"'`\\]+", re.sub(r"#\d+L?", "", text))
-        quoted = re.findall(r"'((?:[^'\\]|\\.)*)'", text)
-        return not self._texts.isdisjoint((*parts, *quoted))
+        return not self._texts.isdisjoint(words(re.sub(r"#\d+L?", "", text)) | words(text))
 
     def _value(self, given: Any) -> Any:
         if pa.types.is_date(self._type):

@@ -19,22 +19,16 @@ from functools import cached_property
 
 import msgspec
 
-from cmroot.errors import FormatError
 from cmroot.pins import iso
-from replicator.core.engine import AutoEngine
-from replicator.core.formats import format_of
-from replicator.core.formats.hudi_table import HUDI
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.delta_search import location_of
-from replicator.lifecycle.purge.hudi_search import HudiFinder, HudiLog, pending_at
-from replicator.lifecycle.purge.ids import KEYS, Ids, keys_of
+from replicator.lifecycle.purge.hudi_search import HudiFinder, HudiLog, names_of, pending_at
+from replicator.lifecycle.purge.ids import KEYS, keys_of
 from replicator.lifecycle.purge.lake_purge import Lake, Seen, counted
-from replicator.lifecycle.purge.lake_search import Unsearchable
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap
 from replicator.lifecycle.purge.state import Unit
 from replicator.lifecycle.purge.tables import TableWork
-from replicator.lifecycle.removal.hudi_actions import HudiActions, why_no_hudi
-from replicator.metastore.client import MetastoreReader
+from replicator.lifecycle.removal.hudi_actions import HudiActions, overlapping, why_no_hudi
 
 BUILT = frozenset({"column_stats", "partition_stats", "bloom_filters", "record_index"})
 """The indices that writers build again by their settings; others are made by statements."""
@@ -72,7 +66,7 @@ class HudiLake(Lake):
         if self._shown():
             if why := self._in_flight(log):
                 return unit, why
-            self._delete()
+            self._delete(log)
             log = self._look()
         if log.held and log.is_merged:
             self._compact()
@@ -118,8 +112,7 @@ class HudiLake(Lake):
     @cached_property
     def _actions(self) -> HudiActions:
         table = self._onboarded.table
-        own = table.storage.serde.parameters if table.storage else {}
-        return HudiActions(self._session, (table.db, table.name), location_of(table), {**table.parameters, **own})
+        return HudiActions.of(self._session, table, location_of(table))
 
     @property
     def _keys_and_column(self) -> tuple[object, str]:
@@ -143,10 +136,17 @@ class HudiLake(Lake):
         self._work.remover.check()
         self._actions.roll_back()
 
-    def _delete(self) -> None:
+    def _delete(self, log: HudiLog) -> None:
+        """Deletes the rows that readers see. A delete that fails because another write overlaps is rolled back, so that
+        it is not in flight when it is repeated; no instant that was there before, and none that is completed."""
         self._work.remover.check()
-        with self._work.task("purge", self._onboarded):
-            self._actions.delete(*self._keys_and_column, KEYS)
+        try:
+            with self._work.task("purge", self._onboarded):
+                self._actions.delete(*self._keys_and_column, KEYS)
+        except Exception as error:
+            if (own := overlapping(error)) not in log.pending and own in pending_at(log):
+                self._actions.undo(own)
+            raise
 
     def _compact(self) -> None:
         self._work.remover.check()
@@ -173,17 +173,7 @@ class HudiLake(Lake):
         return f"the index {min(log.indexes.values())} still has values of ids" if log.indexes else ""
 
     def same(self) -> Collection[str]:
-        """Returns the names that Hudi gives to a table that is merged on read."""
-        table = self._onboarded.table
-        base = table.name.removesuffix("_ro").removesuffix("_rt")
-        names = [name for name in (base, f"{base}_ro", f"{base}_rt") if name != table.name]
-        others = self._work.metastore.tables(table.db, names, {})
-        own = location_of(table)
-        return [
-            f"{each.db}.{each.name}"
-            for each in others
-            if format_of(each) is HUDI and each.location and location_of(each) == own
-        ]
+        return names_of(self._work.metastore, self._onboarded.table)
 
 
 def _made(log: HudiLog) -> str:
@@ -196,20 +186,11 @@ def _made(log: HudiLog) -> str:
 # ---- certificates ----------------------------------------------------------------------------------------------------
 
 
-def rows_left(
-    metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
-) -> tuple[str, list[PurgeGap]]:
-    """Returns what a table's files have of the ids, as text, "" for nothing, and the gaps. Reads only."""
-    finder = HudiFinder(table, ids, engines)
-    try:
-        log = finder.look(metastore)
-    except (Unsearchable, FormatError) as error:
-        return "", [PurgeGap(table.name, f"not searched: {error}")]
-    found, held = list[str](), {**log.held, **log.unnamed}
-    if held:
-        found.append(f"{sum(each.rows for each in held.values()):,} rows have an id, in {len(held):,} files")
+def left(log: HudiLog) -> Iterator[str]:
+    """Yields what a table's files, indices and timeline have of the ids."""
+    if held := {**log.held, **log.unnamed}:
+        yield f"{sum(each.rows for each in held.values()):,} rows have an id, in {len(held):,} files"
     if log.indexes:
-        found.append(f"{len(log.indexes):,} files of indices have bounds or keys of such rows")
+        yield f"{len(log.indexes):,} files of indices have bounds or keys of such rows"
     if log.texts:
-        found.append(f"{len(log.texts):,} files of the timeline have an id")
-    return "; ".join(found), finder.gaps
+        yield f"{len(log.texts):,} files of the timeline have an id"

@@ -27,7 +27,9 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.hudi_blocks import hfile_records, log_records
 from cmroot.store.listing import FileState
 from cmroot.store.place import join, located, name_of, normal, parent
-from replicator.core.formats.hudi_table import BOOTSTRAPPED, NEWER
+from replicator.core.formats import format_of
+from replicator.core.formats.hudi_table import BOOTSTRAPPED, HUDI, NEWER
+from replicator.core.model import Table
 from replicator.lifecycle.purge.delta_search import location_of
 from replicator.lifecycle.purge.lake_search import (
     Column,
@@ -38,6 +40,7 @@ from replicator.lifecycle.purge.lake_search import (
     arrow_type,
     run_search_task,
     task_for,
+    words,
 )
 from replicator.lifecycle.purge.matching import struct_fields
 from replicator.lifecycle.purge.options import data_columns
@@ -191,16 +194,27 @@ def _strays(record: Mapping[str, Any], known: Collection[Column], texts: Collect
             yield name
 
 
-def _has(value: Any, texts: Collection[str], *, only_text: bool = False) -> bool:
-    """Returns True if a value, or one that is in it, is an id as a text. only_text: numbers do not count."""
+def _has(value: Any, texts: Collection[str]) -> bool:
+    """Returns True if a value, or one that is in it, is an id as a text."""
+    return any(str(each) in texts for each in _inside(value))
+
+
+def _names(value: Any, texts: set[str]) -> bool:
+    """Returns True if a text in a value, such as a note, names an id. Numbers do not count."""
+    return any(isinstance(each, str) and not texts.isdisjoint(words(each)) for each in _inside(value))
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yields a value, or all that are in it; bytes as a text."""
     match value:
         case dict():
-            return any(_has(each, texts, only_text=only_text) for pair in value.items() for each in pair)
+            yield from (each for pair in value.items() for part in pair for each in _inside(part))
         case list():
-            return any(_has(each, texts, only_text=only_text) for each in value)
+            yield from (each for part in value for each in _inside(part))
         case bytes():
-            return value.decode("utf-8", "replace") in texts
-    return value is not None and (isinstance(value, str) or not only_text) and str(value) in texts
+            yield value.decode("utf-8", "replace")
+        case _ if value is not None:
+            yield value
 
 
 def _lower(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +255,7 @@ class HudiFinder(Finder):
             raise Unsearchable(f"its timeline cannot be read: {error}") from error
 
     def _log(self, location: str, files: Mapping[str, FileState]) -> HudiLog:
-        properties = _properties(location)
+        properties = properties_of(location)
         task = self._task(properties)
         top = f"{location}/"
         state = hudi.State(path[len(top) :] for path in files)
@@ -362,7 +376,7 @@ class HudiFinder(Finder):
         if key not in self.read:
             try:
                 with located(path).open_stream() as stream:
-                    self.read[key] = _has(_decoded(path, stream.read()), self._keys.long, only_text=True)
+                    self.read[key] = _names(_decoded(path, stream.read()), self._keys.long)
             except FileNotFoundError:
                 return False  # archived concurrently
             except (FormatError, OSError, pa.ArrowException, *UNREADABLE) as error:
@@ -407,13 +421,25 @@ def _paths(path: tuple[str, ...], type_: str) -> Iterator[tuple[str, ...]]:
         yield path
 
 
-def _properties(location: str) -> dict[str, str]:
+def properties_of(location: str) -> dict[str, str]:
+    """Returns the properties of the table at a location. Raises Unsearchable if it has none; OSError."""
     for path in (hudi.PROPERTIES, hudi.BACKUP):
         try:
             return hudi.properties(located(join(location, path)).read_bytes())
         except FileNotFoundError:
             continue
     raise Unsearchable(f"it has no {hudi.PROPERTIES}")
+
+
+def names_of(metastore: MetastoreReader, table: Table) -> list[str]:
+    """Returns the other names, as `db.table`, that Hudi gives to a table that is merged on read."""
+    base, own = table.name.removesuffix("_ro").removesuffix("_rt"), location_of(table)
+    names = [name for name in (base, f"{base}_ro", f"{base}_rt") if name != table.name]
+    return [
+        f"{each.db}.{each.name}"
+        for each in metastore.tables(table.db, names, {})
+        if format_of(each) is HUDI and each.location and location_of(each) == own
+    ]
 
 
 def _listed(properties: Mapping[str, str], key: str) -> set[str]:

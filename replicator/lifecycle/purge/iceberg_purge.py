@@ -14,20 +14,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from cmroot.errors import FormatError
 from cmroot.store.spelling import hadoop_place
-from replicator.core.engine import AutoEngine
 from replicator.core.text import quoted_name
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.iceberg_search import MAIN, IcebergFinder, Tree
-from replicator.lifecycle.purge.ids import KEYS, Ids, keys_of
+from replicator.lifecycle.purge.ids import KEYS, keys_of
 from replicator.lifecycle.purge.lake_purge import Lake, Seen, counted
-from replicator.lifecycle.purge.lake_search import Held, Unsearchable
+from replicator.lifecycle.purge.lake_search import Held
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap
 from replicator.lifecycle.purge.state import Unit
 from replicator.lifecycle.purge.tables import TableWork
 from replicator.lifecycle.removal.iceberg_actions import IcebergActions, why_no_iceberg
-from replicator.metastore.client import MetastoreReader
 
 _REWRITE = {
     "delete-file-threshold": "1",  # every file to which deletes apply: they leave its bytes
@@ -183,16 +180,9 @@ def _rows(tree: Tree) -> int:
 # ---- certificates ----------------------------------------------------------------------------------------------------
 
 
-def rows_left(
-    metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
-) -> tuple[str, list[PurgeGap]]:
-    """Returns how many rows of a table's files have an id, as text, "" for none, and the gaps. Reads only."""
-    finder = IcebergFinder(table, ids, engines)
-    try:
-        tree, found = finder.look(metastore)
-    except (Unsearchable, FormatError) as error:
-        return "", [PurgeGap(table.name, f"not searched: {error}")]
-    if not found:
-        return "", finder.gaps
-    rows, several = sum(each.rows for each in found.values()), len(tree.holding(found))
-    return f"{rows:,} rows have an id, in files or manifests of {several:,} snapshots", finder.gaps
+def left(seen: tuple[Tree, Mapping[str, Held]]) -> Iterator[str]:
+    """Yields what a table's files have of the ids."""
+    tree, found = seen
+    if found:
+        rows, several = sum(each.rows for each in found.values()), len(tree.holding(found))
+        yield f"{rows:,} rows have an id, in files or manifests of {several:,} snapshots"

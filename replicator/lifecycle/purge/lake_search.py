@@ -6,6 +6,7 @@ found by the ids of their fields; those of others by their names in the files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,13 @@ a map `key` and `value`."""
 
 class Unsearchable(Exception):
     """Raised for a table that is not searched; the message says why."""
+
+
+def words(text: str) -> set[str]:
+    """Returns the values that a text may name: all of it, its words, and what it has in single quotes."""
+    quoted = re.findall(r"'((?:[^'\\]|\\.)*)'", text)
+    parts = re.split(r"[\s()\[\]{},;=<>!\"'`\\]+", text)
+    return {text, *parts, *(each.strip(".:?") for each in parts), *quoted}
 
 
 class SearchTask(msgspec.Struct, frozen=True):

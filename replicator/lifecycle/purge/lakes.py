@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,9 @@ from replicator.core.formats.hudi_table import HUDI
 from replicator.core.formats.iceberg_table import ICEBERG
 from replicator.core.model import Table
 from replicator.lifecycle.purge import delta_purge, hudi_purge, iceberg_purge
-from replicator.lifecycle.purge.delta_search import described_by_log
+from replicator.lifecycle.purge.delta_search import DeltaFinder, described_by_log
+from replicator.lifecycle.purge.hudi_search import HudiFinder
+from replicator.lifecycle.purge.iceberg_search import IcebergFinder
 from replicator.lifecycle.purge.ids import Ids
 from replicator.lifecycle.purge.lake_purge import Lake
 from replicator.lifecycle.purge.lake_search import Unsearchable
@@ -26,28 +29,32 @@ from replicator.metastore.client import MetastoreReader
 
 @dataclass(frozen=True)
 class _Kind:
-    """A format. made: makes the purge of one table; left: see `rows_left`. no_backup: why its purges cannot be
-    undone."""
+    """A format. made: makes the purge of one table; finder: of its search; left: yields what the search found of the
+    ids, as text. no_backup: why its purges cannot be undone."""
 
     made: Callable[[TableWork, Onboarded], Lake]
-    left: Callable[[MetastoreReader, Ids, Onboarded, AutoEngine], tuple[str, list[PurgeGap]]]
+    finder: Callable[[Onboarded, Ids, AutoEngine], Any]
+    left: Callable[[Any], Iterator[str]]
     no_backup: str
 
 
 _KINDS = {
     ICEBERG.name: _Kind(
         iceberg_purge.IcebergLake,
-        iceberg_purge.rows_left,
+        IcebergFinder,
+        iceberg_purge.left,
         "an Iceberg table has no backup: its purge expires the snapshots with the rows",
     ),
     DELTA.name: _Kind(
         delta_purge.DeltaLake,
-        delta_purge.rows_left,
+        DeltaFinder,
+        delta_purge.left,
         "a Delta table has no backup: its purge removes the files with the rows",
     ),
     HUDI.name: _Kind(
         hudi_purge.HudiLake,
-        hudi_purge.rows_left,
+        HudiFinder,
+        hudi_purge.left,
         "a Hudi table has no backup: its purge cleans the files with the rows",
     ),
 }
@@ -81,8 +88,14 @@ def lake_of(work: TableWork, onboarded: Onboarded) -> Lake:
 def rows_left(
     metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
 ) -> tuple[str, list[PurgeGap]]:
-    """Returns how many rows of such a table's files have an id, as text, "" for none, and the gaps. Reads only."""
-    return _KINDS[format_of(table.table).name].left(metastore, ids, table, engines)
+    """Returns what such a table's files still have of the ids, as text, "" for nothing, and the gaps. Reads only."""
+    kind = _KINDS[format_of(table.table).name]
+    finder = kind.finder(table, ids, engines)
+    try:
+        seen = finder.look(metastore)
+    except (Unsearchable, FormatError) as error:
+        return "", [PurgeGap(table.name, f"not searched: {error}")]
+    return "; ".join(kind.left(seen)), finder.gaps
 
 
 def why_no_backup(table: Table) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cmroot.store.spelling import hadoop_place
 from replicator.core.cluster import package_of
+from replicator.core.model import Table
 from replicator.core.spark import settings
 from replicator.core.text import quoted_name
 
@@ -56,6 +57,12 @@ def why_no_hudi(session: Any) -> str:
     return f"a Hudi table, and this Spark lacks Hudi: {' '.join(lacking)}; {why}"
 
 
+def overlapping(error: Exception) -> str:
+    """Returns the instant of a write that failed because another one overlaps; "" for other errors."""
+    failed = _CONFLICT.search(str(error))
+    return failed[1] if failed else ""
+
+
 class HudiActions:
     """The actions on one table. All raise Spark's or Hudi's errors, also for a conflict with another writer."""
 
@@ -64,6 +71,12 @@ class HudiActions:
         the metastore."""
         self._session, self._table_name, self._path = session, table, hadoop_place(location)
         self._properties, self._version = properties, dict[str, str]()
+
+    @classmethod
+    def of(cls, session: Any, table: Table, location: str) -> HudiActions:
+        """Returns the actions on a table of the metastore."""
+        own = table.storage.serde.parameters if table.storage else {}
+        return cls(session, (table.db, table.name), location, {**table.parameters, **own})
 
     def keep_version(self, version: str) -> None:
         """Makes all actions write the table's present version; otherwise a newer release upgrades it."""
@@ -80,18 +93,17 @@ class HudiActions:
         return int(rows), int(found)
 
     def delete(self, keys: Any, column: str, view: str) -> None:
-        """Deletes the rows that have a value in the DataFrame `keys`, which is called `view` for that. A delete that
-        fails because another write overlaps is rolled back, so that it is not in flight when it is repeated."""
+        """Deletes the rows that have a value in the DataFrame `keys`, which is called `view` for that. One that fails
+        because another write overlaps is left in flight; see `overlapping`."""
         keys.createOrReplaceTempView(view)
         name = quoted_name(*self._table_name)
-        try:
-            with self._configured():
-                self._session.sql(f"DELETE FROM {name} AS t WHERE {column} IN (SELECT key FROM {view})").collect()
-        except Exception as error:
-            if failed := _CONFLICT.search(str(error)):
-                with self._client({}) as client:
-                    client.rollback(failed[1])
-            raise
+        with self._configured():
+            self._session.sql(f"DELETE FROM {name} AS t WHERE {column} IN (SELECT key FROM {view})").collect()
+
+    def undo(self, instant: str) -> None:
+        """Rolls back one write that is in flight."""
+        with self._client({}) as client:
+            client.rollback(instant)
 
     def compact(self) -> None:
         """Merges all log files into new base files, those of plans that exist already first."""
@@ -116,11 +128,14 @@ class HudiActions:
 
     def roll_back(self) -> None:
         """Rolls back all writes that have begun and not ended, as the next write of a single writer does."""
+        with self._client(_EAGER) as client:
+            client.rollbackFailedWrites(self._meta_client())
+
+    def _meta_client(self) -> Any:
         jvm, session = self._session._jvm, self._session._jsparkSession
         storage = jvm.org.apache.hudi.hadoop.fs.HadoopFSUtils.getStorageConf(session.sessionState().newHadoopConf())
         builder = jvm.org.apache.hudi.common.table.HoodieTableMetaClient.builder()
-        with self._client(_EAGER) as client:
-            client.rollbackFailedWrites(builder.setConf(storage).setBasePath(self._path).build())
+        return builder.setConf(storage).setBasePath(self._path).build()
 
     def _call(self, procedure: str, **arguments: object) -> None:
         given = {"table": ".".join(self._table_name), **arguments}
