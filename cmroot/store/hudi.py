@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,7 +36,7 @@ REQUESTED, INFLIGHT, COMPLETED = "requested", "inflight", "completed"
 
 _UNFINISHED = frozenset({".temp", ".heartbeat", ".locks", "_temporary", "_scratch"})  # directories of writers
 _DATA_OF_LOGS = re.compile(r"\.(?P<id>.+)_(?P<time>\d+)\.log\.\d+(?:_\d+-\d+-\d+)?(?:\.cdc)?")
-_BASE = re.compile(r".+_\d+-\d+-\d+_(?P<time>\d+)(?:\.\w+)?\.\w+")
+_BASE = re.compile(r"(?P<id>.+?)_\d+-\d+-\d+_(?P<time>\d+)(?:\.\w+)?\.\w+")
 _PARTITION = re.compile(r"\.hoodie_partition_metadata(?:\.\w+)?")
 _INSTANT = re.compile(
     rf"(?:.*?/)??(?P<home>(?:\{METADATA}/)?\{HOME})/(?:timeline/)?"
@@ -79,6 +79,12 @@ def instant_of(path: str) -> Instant | None:
 def is_plan(instant: Instant) -> bool:
     """Returns True for the plan of a compaction or clustering, which may be executed later."""
     return instant.action in _PLANS and instant.state == REQUESTED
+
+
+def base_file(name: str) -> tuple[str, str] | None:
+    """Returns the file group and the instant of a base file, by its name; None for any other."""
+    found = _BASE.fullmatch(name)
+    return (found["id"], found["time"]) if found and not name.startswith((".", "_")) else None
 
 
 def is_log(name: str) -> bool:
@@ -308,10 +314,23 @@ def _renamed(data: bytes, database: Callable[[str], str]) -> bytes:
 
 def written_files(path: str, data: bytes) -> set[str]:
     """Returns the files that a completed commit has written, by their paths in the table. Raises FormatError."""
+    return {each["path"] for _, each in _of_partitions(path, data, "partitionToWriteStats", dict) if each.get("path")}
+
+
+def replaced_groups(path: str, data: bytes) -> set[tuple[str, str]]:
+    """Returns the file groups that a completed commit has replaced: their partitions and ids. Raises FormatError."""
+    return set(_of_partitions(path, data, "partitionToReplaceFileIds", str))
+
+
+def _of_partitions(path: str, data: bytes, field: str, kind: type) -> Iterator[tuple[str, Any]]:
+    """Yields the values of a field of a commit, with their partitions."""
     try:
         record: Any = next(AvroRecords(data, path).records(), {}) if data[:1] == b"O" else msgspec.json.decode(data)
-        stats: Mapping[str, Any] = record.get("partitionToWriteStats") or {}
-        return {each["path"] for some in stats.values() for each in some if each.get("path")}
+        for partition, values in (record.get(field) or {}).items():
+            for each in values:
+                if not isinstance(each, kind):
+                    raise TypeError(f"{field} has {each!r}")
+                yield partition, each
     except (msgspec.DecodeError, AttributeError, LookupError, TypeError) as error:
         raise FormatError(f"{path} is no commit of a Hudi table: {error}", hint="check the table with Hudi") from error
 

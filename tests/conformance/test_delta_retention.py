@@ -25,7 +25,7 @@ from delta_versions import (
     settings,
     written,
 )
-from killed_delta_retention import ROW
+from killed_retention import ROW
 from lab import Lab
 
 from cmroot.root import create_or_open

@@ -162,7 +162,7 @@ def test_housekeeping_drops_an_expired_table_with_its_own_files_or_names_it(
     make(life.db, metastore.uri, 1, 2)
     life.db.alter(kind.name, **EXPIRED, **DROPS)
     found, _ = life.run(), life.run(40)
-    is_named = kind.column in ("Hudi", "Iceberg tables")
+    is_named = kind.column == "Iceberg tables"
     assert (kind.name in metastore.table_names(life.db.name)) == is_named
     others = [each for each in KINDS if each is not kind and not (kind.name == "plain" and each.name == "links")]
     assert {each.name: each.rows(life.db, metastore.uri) for each in others} == {each.name: [1, 2] for each in others}
@@ -187,11 +187,11 @@ def test_retention_removes_a_symlink_tables_own_files_and_names_others(
     old = msgspec.structs.replace(storage, location=f"file:{db.home}/dated/{key}={day}")
     metastore.add_partitions(db.name, "dated", [Partition(values=(day,), storage=old)])
     job = tmp_path / "job.conf"
-    job.write_text(f"{examples.HIVE}hive.dataset.whitelist = {db.name}.dated|seen|hudi\n")
+    job.write_text(f"{examples.HIVE}hive.dataset.whitelist = {db.name}.dated|seen\n")
     arguments = ["--metastore", metastore.uri, "--cmroot", root.place]
     done = command("retention", "run", str(job), *arguments, "--set", "gobblin.retention.hive.shouldDeleteData=true")
     named = sorted(each["what"] for each in done.output["failed"])
-    assert (done.code, named) == (3, [f"{db.name}.{name}" for name in ("hudi", "seen")]), done.output
+    assert (done.code, named) == (3, [f"{db.name}.seen"]), done.output
     assert (done.output["dropped"], done.output["removed"]) == (1, 1), done.output
     assert list((db.home / "dated").rglob("link")) == []
     have(db, metastore.uri, 1, 2)
@@ -210,3 +210,22 @@ def test_a_purge_names_tables_that_it_leaves(warehouse: Warehouse) -> None:
     assert reasons.keys() == {"links", "seen"}, reasons
     assert "erase them there" in reasons["links"] and "no data of its own" in reasons["seen"]
     assert (db.home / "links/link-1").read_text() == f"file:{db.home}/plain/part-1\n"
+
+
+def test_housekeeping_names_hudi_tables_with_partitions_and_keeps_a_directory_of_two(
+    metastore: ThriftMetastore, tmp_path: Path
+) -> None:
+    """`t` and `t_ro` share one: it goes with the last of them."""
+    life = LifecycleFixture(metastore, unique("life"), tmp_path)
+    (kind,) = (each for each in KINDS if each.column == "Hudi")
+    kind.make(life.db, metastore.uri)
+    kind.write(life.db, metastore.uri, 1)
+    for name, keys in (("hudi_ro", ()), ("parted", (Column("d", "string"),))):
+        table = msgspec.structs.replace(life.live("hudi"), name=name, partition_keys=keys)
+        metastore.create_table(table)
+    for name in ("hudi", "parted"):
+        life.db.alter(name, **EXPIRED, **DROPS)
+    found, _ = life.run(), life.run(40)
+    assert len(found.invalid) == 1 and "time to live of partitions" in found.invalid[0], found
+    assert metastore.table_names(life.db.name) == ["hudi", "hudi_ro", "parted"]
+    assert kind.rows(life.db, metastore.uri) == [1]

@@ -47,15 +47,22 @@ def arguments(lab: Lab, *tables: str, db: PlainDatabase | None = None) -> list[s
     return ["retention", "run", str(job), "--metastore", lab.source_uri, "--cmroot", str(lab.cmroot)]
 
 
-def retained(given: Iterable[str], *more: str, killed: tuple[str, str] | None = None) -> Answer:
-    """The command in a Spark with Delta. killed: the step and the moment, see `killed_delta_retention`."""
-    python, _ = with_product()
+def retained(
+    given: Iterable[str],
+    *more: str,
+    killed: tuple[str, str] | None = None,
+    python: Path | None = None,
+    spark: Iterable[str] | None = None,
+) -> Answer:
+    """The command in a Spark with Delta, or in that of a `python` with these settings. killed: the step and the moment,
+    see `killed_retention`."""
+    python = python or with_product()[0]
     own = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
     own |= {"PYTHONPATH": str(ROOT), "JAVA_HOME": str(find_java(os.environ).home)}
-    spark = ["--master", "local[1]", "--spark-conf", "spark.sql.shuffle.partitions=1"]
-    spark += [part for each in delta_settings() for part in ("--spark-conf", each)]
-    program = [str(ROOT / "tests/support/killed_delta_retention.py"), *killed] if killed else ["-m", "replicator"]
-    called = [str(python), *program, *given, *more, *spark, "--json"]
+    session = ["--master", "local[1]", "--spark-conf", "spark.sql.shuffle.partitions=1"]
+    session += [part for each in (spark or delta_settings()) for part in ("--spark-conf", each)]
+    program = [str(ROOT / "tests/support/killed_retention.py"), *killed] if killed else ["-m", "replicator"]
+    called = [str(python), *program, *given, *more, *session, "--json"]
     done = subprocess.run(called, capture_output=True, text=True, env=own)
     if killed and killed[1] != "meets":
         assert done.returncode == -9, done

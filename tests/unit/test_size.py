@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
-FILES = 431
+FILES = 432
 LINES = 465  # of one file
 WORDS = dict.fromkeys(("anew", "at work", "beside", "errand", "goes on", "meanwhile", "nobody", "somebody"), 0)
 """In docstrings and comments: how often each may stand there still."""

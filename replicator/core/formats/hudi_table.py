@@ -191,9 +191,10 @@ HUDI = with_log(
         "Hudi",
         types=("hudi",),
         readers=WHOLE,
+        expires=True,
         own_columns=True,
         no_unreferenced="a Hudi table's files belong to its timeline; its cleaner removes them",
-        no_housekeeping="a Hudi table's timeline determines its files; use its own cleaner",
+        no_expired_partitions="a Hudi table has its partitions by itself; use Hudi's time to live of partitions",
         reads_log=True,
         commits=hudi.TIMELINES[:2],
         counted="instant",
@@ -204,4 +205,5 @@ HUDI = with_log(
         rewrites=True,
     ),
     purged=True,
+    retained=True,
 )

@@ -235,10 +235,10 @@ class TableFormat:
     them; of_views: it has only views, or only other objects (None: any).
 
     Jobs: left_out: why its tables are not replicated. no_shadow, no_purge, no_retention, no_housekeeping: why drills,
-    purges, retention and housekeeping skip them; "" if they do not; no_unreferenced: why housekeeping looks for no
-    unreferenced directories of them. expires: retention removes past states by the format itself. own_columns: the log
-    has the columns; those in the metastore may be outdated. managed: its tables are managed, so drops remove their
-    data.
+    purges, retention and housekeeping skip them; "" if they do not; no_unreferenced, no_expired_partitions: why
+    housekeeping looks for no unreferenced directories of them, and removes no expired partitions. expires: retention
+    removes past states by the format itself. own_columns: the log has the columns; those in the metastore may be
+    outdated. managed: its tables are managed, so drops remove their data.
 
     Files: reads_log: captures read its log to decide whether a table is replicated. has_tree: one file leads to all
     others, see `tree_tops`. paths: a regular expression for the
@@ -266,6 +266,7 @@ class TableFormat:
     no_retention: str = ""
     no_housekeeping: str = ""
     no_unreferenced: str = ""
+    no_expired_partitions: str = ""
     expires: bool = False
     removals: Removals = Removals.COPY
     own_columns: bool = False

@@ -127,8 +127,7 @@ def read_settings(table: Table | None, defaults: LifecycleDefaults) -> Lifecycle
     ):
         try:
             wanted = _switch(given, switch)
-            format = format_of(table)
-            if wanted and (why := format.no_housekeeping or (lifecycle == UNREFERENCED and format.no_unreferenced)):
+            if wanted and (why := _why_not(table, lifecycle)):
                 raise ValueError(f"{switch}: {why}")
             found[lifecycle] = _period(given, key, default, defaults) if wanted else None
         except ValueError as error:
@@ -141,6 +140,14 @@ def read_settings(table: Table | None, defaults: LifecycleDefaults) -> Lifecycle
             problems[EXPIRED] = str(error)
             found[EXPIRED] = None
     return LifecycleSettings(found.get(UNREFERENCED), _events(given), found.get(EXPIRED), drops, problems)
+
+
+def _why_not(table: Table, lifecycle: str) -> str:
+    """Returns why a table's format forbids a kind of removal."""
+    format = format_of(table)
+    if lifecycle == UNREFERENCED:
+        return format.no_housekeeping or format.no_unreferenced
+    return format.no_housekeeping or (format.no_expired_partitions if table.is_partitioned else "")
 
 
 def _switch(given: Mapping[str, str], key: str) -> bool:

@@ -22,13 +22,13 @@ import msgspec
 from cmroot.pins import iso
 from replicator.lifecycle.purge import searching
 from replicator.lifecycle.purge.delta_search import location_of
-from replicator.lifecycle.purge.hudi_search import HudiFinder, HudiLog, names_of, pending_at
+from replicator.lifecycle.purge.hudi_search import HudiFinder, HudiLog, pending_at
 from replicator.lifecycle.purge.ids import KEYS, keys_of
 from replicator.lifecycle.purge.lake_purge import Lake, Seen, counted
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap
 from replicator.lifecycle.purge.state import Unit
 from replicator.lifecycle.purge.tables import TableWork
-from replicator.lifecycle.removal.hudi_actions import HudiActions, overlapping, why_no_hudi
+from replicator.lifecycle.removal.hudi_actions import HudiActions, names_of, overlapping, why_no_hudi
 
 BUILT = frozenset({"column_stats", "partition_stats", "bloom_filters", "record_index"})
 """The indices that writers build again by their settings; others are made by statements."""
@@ -173,7 +173,8 @@ class HudiLake(Lake):
         return f"the index {min(log.indexes.values())} still has values of ids" if log.indexes else ""
 
     def same(self) -> Collection[str]:
-        return names_of(self._work.metastore, self._onboarded.table)
+        table = self._onboarded.table
+        return names_of(self._work.metastore, table, location_of(table))
 
 
 def _made(log: HudiLog) -> str:

@@ -27,9 +27,7 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.hudi_blocks import hfile_records, log_records
 from cmroot.store.listing import FileState
 from cmroot.store.place import join, located, name_of, normal, parent
-from replicator.core.formats import format_of
-from replicator.core.formats.hudi_table import BOOTSTRAPPED, HUDI, NEWER
-from replicator.core.model import Table
+from replicator.core.formats.hudi_table import BOOTSTRAPPED, NEWER
 from replicator.lifecycle.purge.delta_search import location_of
 from replicator.lifecycle.purge.lake_search import (
     Column,
@@ -429,17 +427,6 @@ def properties_of(location: str) -> dict[str, str]:
         except FileNotFoundError:
             continue
     raise Unsearchable(f"it has no {hudi.PROPERTIES}")
-
-
-def names_of(metastore: MetastoreReader, table: Table) -> list[str]:
-    """Returns the other names, as `db.table`, that Hudi gives to a table that is merged on read."""
-    base, own = table.name.removesuffix("_ro").removesuffix("_rt"), location_of(table)
-    names = [name for name in (base, f"{base}_ro", f"{base}_rt") if name != table.name]
-    return [
-        f"{each.db}.{each.name}"
-        for each in metastore.tables(table.db, names, {})
-        if format_of(each) is HUDI and each.location and location_of(each) == own
-    ]
 
 
 def _listed(properties: Mapping[str, str], key: str) -> set[str]:

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from cmroot.store.place import normal
 from cmroot.store.spelling import hadoop_place
 from replicator.core.cluster import package_of
+from replicator.core.formats import format_of
+from replicator.core.formats.hudi_table import HUDI
 from replicator.core.model import Table
 from replicator.core.spark import settings
 from replicator.core.text import quoted_name
+from replicator.metastore.client import MetastoreReader
 
 SETTINGS = {
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
@@ -61,6 +65,17 @@ def overlapping(error: Exception) -> str:
     """Returns the instant of a write that failed because another one overlaps; "" for other errors."""
     failed = _CONFLICT.search(str(error))
     return failed[1] if failed else ""
+
+
+def names_of(metastore: MetastoreReader, table: Table, location: str) -> list[str]:
+    """Returns the other names, as `db.table`, that Hudi gives to a table that is merged on read."""
+    base = table.name.removesuffix("_ro").removesuffix("_rt")
+    names = [name for name in (base, f"{base}_ro", f"{base}_rt") if name != table.name]
+    return [
+        f"{each.db}.{each.name}"
+        for each in metastore.tables(table.db, names, {})
+        if format_of(each) is HUDI and each.location and normal(each.location) == location
+    ]
 
 
 class HudiActions:
@@ -117,6 +132,35 @@ class HudiActions:
         policy = {"clean_policy": "KEEP_LATEST_FILE_VERSIONS", "file_versions_retained": 1, "trigger_max_commits": 0}
         with self._configured():
             self._call("run_clean", **policy)
+
+    def plan_clean(self, retained: int) -> str:
+        """Plans a clean after which the newest writes, as many as given, can be read, and returns its instant; "" if
+        there is nothing to clean."""
+        jvm = self._session._jvm
+        kind = jvm.org.apache.hudi.common.model.TableServiceType.CLEAN
+        own = {
+            "hoodie.clean.policy": "KEEP_LATEST_COMMITS",
+            "hoodie.clean.commits.retained": str(retained),
+            "hoodie.keep.min.commits": str(retained + 1),
+            "hoodie.keep.max.commits": str(retained + 2),
+            "hoodie.clean.incremental.enabled": "false",
+            "hoodie.clean.trigger.max.commits": "0",
+        }
+        with self._client(own) as client:
+            planned = client.scheduleTableService(jvm.org.apache.hudi.common.util.Option.empty(), kind)
+            return str(planned.get()) if planned.isPresent() else ""
+
+    def run_cleans(self) -> None:
+        """Executes the cleans that are planned, and plans none."""
+        with self._client({"hoodie.clean.trigger.max.commits": "1000000000"}) as client:
+            client.clean()
+
+    def drop_clean(self, instant: str) -> None:
+        """Removes the plan of a clean that has not begun."""
+        timeline = self._meta_client().getActiveTimeline()
+        for each in timeline.getCleanerTimeline().getInstants():
+            if each.requestedTime() == instant and each.isRequested():
+                timeline.deleteInstantFileIfExists(each)
 
     def drop_indexes(self, names: Iterable[str]) -> None:
         """Deletes partitions of the table of metadata, with all of their files. Later writes build them again."""

@@ -235,6 +235,7 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
     folder = asked.text("hive.dataset.tableFolderAllowlistFilter")
     found = False
     followers: dict[str, str] = {}
+    places = set[str]()
     for table in tables_of(metastore, names_of(asked), folder):
         found = True
         try:
@@ -249,6 +250,9 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
             if why := format_of(table).no_retention:
                 yield Failed(f"{table.db}.{table.name}", why)
                 continue
+            if format_of(table).expires and table.location in places:
+                continue  # another name of a Hudi table that is merged on read
+            places.add(table.location or "")
             settings = source.settings
             if from_store and job.store:
                 settings = job.store.resolve(job.store.key(f"hive/{table.db}/{table.name}")).settings

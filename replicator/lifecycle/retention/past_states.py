@@ -1,4 +1,5 @@
-"""Expiry of past states of tables: snapshots of Iceberg tables, by Iceberg in Spark; versions of Delta tables. Acts.
+"""Expiry of past states of tables: snapshots of Iceberg tables, by Iceberg in Spark; instants of Hudi tables, by Hudi's
+cleaner; versions of Delta tables. Acts. Versions of Delta end in steps:
 
     checkpoint  of the first version that stays, by Delta in Spark
     vacuum      `VACUUM ... USING INVENTORY` of the files that only earlier versions need, by name; so files of writers
@@ -27,14 +28,17 @@ from replicator.core.cluster import is_of_spark, spark_failed
 from replicator.core.engine import AutoEngine
 from replicator.core.formats import format_of, pointer_of
 from replicator.core.formats.delta_table import DELTA
+from replicator.core.formats.hudi_table import HUDI
 from replicator.core.model import Table
 from replicator.core.spark import hive_settings
 from replicator.lifecycle.purge.delta_search import location_of, shown_by, state_of
 from replicator.lifecycle.purge.lake_search import Unsearchable
 from replicator.lifecycle.removal.delta_actions import DeltaActions, why_no_delta
+from replicator.lifecycle.removal.hudi_actions import HudiActions, names_of, why_no_hudi
 from replicator.lifecycle.removal.iceberg_actions import IcebergActions, why_no_iceberg
 from replicator.lifecycle.removal.live import LiveLocations, shared
 from replicator.lifecycle.retention.datasets import explained
+from replicator.lifecycle.retention.hudi_instants import Instants
 from replicator.lifecycle.retention.plan import PlannedItem
 from replicator.lifecycle.retention.table_states import RETENTION, files_before, past_states
 from replicator.metastore.client import Metastore, warehouse_of
@@ -90,6 +94,8 @@ class Expirer:
             about = self.metastore.table(db, table)
             if format_of(about) is DELTA:
                 return why_no_delta(self._session) or self._end_versions(about, max(states) + 1)
+            if format_of(about) is HUDI:
+                return why_no_hudi(self._session) or self._end_instants(about, str(max(states)))
             if why := self._why_not(about, states) or why_no_iceberg(self._session):
                 return why
             self.check()
@@ -108,18 +114,47 @@ class Expirer:
         """Returns why snapshots of a table may not expire: their files are data of another table, or unknown."""
         return shared(self.live, f"{table.db}.{table.name}", _files(pointer_of(table), snapshots))
 
+    def _end_instants(self, table: Table, last: str) -> str:
+        """Ends the instants of a Hudi table up to one, by a plan of its cleaner that removes no other file. Returns why
+        not; a plan that a killed run has left is executed first."""
+        now, name = datetime.fromtimestamp(self.clock(), UTC), f"{table.db}.{table.name}"
+        actions = HudiActions.of(self._session, table, location := location_of(table))
+        found = Instants(location)
+        actions.keep_version(found.version)
+        if found.cleans:
+            self.check()
+            actions.run_cleans()
+            found = Instants(location)
+        if why := past_states(self.metastore, table, now, self.grace).why_not(int(last)):
+            return why
+        first = found.after(found.after(last))
+        files = {join(location, each) for each in found.ending(first)}
+        if why := shared(self.live, name, files, names_of(self.metastore, table, location)):
+            return why
+        self.check()
+        if plan := actions.plan_clean(sum(each >= first for each in found.writes)):
+            if other := found.unplanned(plan, first):
+                actions.drop_clean(plan)
+                return f"Hudi planned to end other instants, {other}: a write was completed meanwhile, run again"
+            self.check()
+            actions.run_cleans()
+        if left := [path for path in files if located(path).exists()]:
+            return f"Hudi's cleaner left {len(left):,} files: {min(left)}"
+        if staying := Instants(location).staying(last):
+            until = max(staying.values())
+            return f"{len(staying):,} files of file groups that were replaced later stay until the instant {until} ends"
+        return ""
+
     def _end_versions(self, table: Table, first: int) -> str:
         """Ends the versions of a Delta table before one. Returns why not; then all are still in the log."""
         now = datetime.fromtimestamp(self.clock(), UTC)
-        states, name = past_states(self.metastore, table, now, self.grace), f"{table.db}.{table.name}"
-        earlier = [each.name for each in states.listed.versions if int(each.name) < first]
-        ending, why = states.ending(earlier)
-        if ending != earlier:
-            return "; ".join(why)
+        name = f"{table.db}.{table.name}"
+        if why := past_states(self.metastore, table, now, self.grace).why_not(first - 1):
+            return why
         location = location_of(table)
         files = unneeded(location, first)
-        if why_not := shared(self.live, name, files):
-            return why_not
+        if why := shared(self.live, name, files):
+            return why
         if other := shown_by(self.metastore, name, files):
             return f"{other} shows files of its past versions, as a shallow clone does"
         actions = DeltaActions(self._session, location)

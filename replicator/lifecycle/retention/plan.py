@@ -206,8 +206,8 @@ class Planner:
         chosen = {versions[number].name: why for number, why in selected.items() if versions[number].mark != KEPT}
         ending, plan.stays = states.ending(chosen)
         for name in ending:
-            what = "version" if states.in_order else "snapshot"
-            removal = Removal(path=dataset.table.location or "", what=what, object=dataset.name, reason=chosen[name])
+            path = dataset.table.location or ""
+            removal = Removal(path=path, what=states.what, object=dataset.name, reason=chosen[name])
             yield PlannedItem(dataset=dataset.name, removal=removal, keeps_data=True, snapshot=int(name))
 
     def _partitions(

@@ -1,4 +1,4 @@
-"""Past states of tables as versions: snapshots of Iceberg tables, versions of Delta tables; and which of them can end.
+"""Past states of tables as versions: snapshots of Iceberg, versions of Delta, instants of Hudi tables; which can end.
 Reads only.
 
 The log of a Delta table can end at its beginning only. A version ends when its successor is older than the table's own
@@ -23,6 +23,7 @@ from cmroot.store.listing import FileState
 from cmroot.store.place import Place, join, located
 from replicator.core.formats import format_of, pointer_of
 from replicator.core.formats.delta_table import COORDINATED, DELTA
+from replicator.core.formats.hudi_table import HUDI
 from replicator.core.formats.iceberg_table import ICEBERG
 from replicator.core.formats.interface import Signs
 from replicator.core.model import Table
@@ -31,6 +32,7 @@ from replicator.errors import Error
 from replicator.lifecycle.purge.delta_search import location_of
 from replicator.lifecycle.purge.lake_search import Unsearchable
 from replicator.lifecycle.retention.dataset_versions import TIME, Listed, Version
+from replicator.lifecycle.retention.hudi_instants import Instants
 from replicator.metastore.client import MetastoreReader, warehouse_of
 
 KEPT = "kept"  # mark of a state that a branch or a tag names, and of the present one
@@ -38,26 +40,41 @@ KEPT = "kept"  # mark of a state that a branch or a tag names, and of the presen
 
 @dataclass(frozen=True)
 class States:
-    """All states of a table, from the first to the last. in_order: only the first ones can end. held: name -> why it
-    cannot end now."""
+    """All states of a table, from the first to the last. what: what the format calls one. in_order: why only the first
+    ones can end, "" if any can. spare: the format keeps the files of so many states before the first that stays. held:
+    name -> why it cannot end now."""
 
     listed: Listed
-    in_order: bool = False
+    what: str
+    in_order: str = ""
+    spare: int = 0
     held: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The states that nothing keeps, from the first to the last."""
+        return [each.name for each in self.listed.versions if each.mark != KEPT]
 
     def ending(self, chosen: Collection[str]) -> tuple[list[str], list[str]]:
         """Returns those of the chosen states that can end, from the first to the last, and why others cannot."""
-        names = [each.name for each in self.listed.versions if each.mark != KEPT]
+        names = self.names
         if not self.in_order:
             return [name for name in names if name in chosen], []
-        count = next((number for number, name in enumerate(names) if name not in chosen), len(names))
-        free = next((number for number, name in enumerate(names[:count]) if name in self.held), count)
+        first = next((number for number, name in enumerate(names) if name not in chosen), len(names))
+        count = max(first - self.spare, 0)
+        free = next((number for number in range(count, 0, -1) if names[number - 1] not in self.held), 0)
         why = list[str]()
         if held := names[free:count]:
-            why.append(f"{_said(held)}: {self.held[held[-1]]}")
-        if after := [name for name in names[count:] if name in chosen]:
-            why.append(f"{_said(after)}: version {names[count]} stays, and Delta ends a log at its beginning only")
+            why.append(f"{_said(self.what, held)}: {self.held[held[-1]]}")
+        if after := [name for name in names[first:] if name in chosen]:
+            why.append(f"{_said(self.what, after)}: {self.what} {names[first]} stays, and {self.in_order}")
         return names[:free], why
+
+    def why_not(self, last: int) -> str:
+        """Returns why the states up to one cannot end now; "" if they can."""
+        earlier = [name for name in self.names if int(name) <= last]
+        ending, why = self.ending(self.names[: len(earlier) + self.spare])
+        return "" if ending == earlier else "; ".join(why) or "its states have changed: run again"
 
 
 def past_states(metastore: MetastoreReader, table: Table, now: datetime, grace: timedelta) -> States:
@@ -67,7 +84,9 @@ def past_states(metastore: MetastoreReader, table: Table, now: datetime, grace: 
         if Signs(table).types[0] in ICEBERG.types:  # by UniForm
             raise Error(f"{DELTA.said} with Iceberg metadata, which names the files of its versions, too")
         return _versions(metastore, table, now, grace)
-    return States(_snapshots(metastore, table))
+    if format_of(table) is HUDI:
+        return _instants(metastore, table)
+    return States(_snapshots(metastore, table), "snapshot")
 
 
 def _snapshots(metastore: MetastoreReader, table: Table) -> Listed:
@@ -85,10 +104,8 @@ def _snapshots(metastore: MetastoreReader, table: Table) -> Listed:
     return listed
 
 
-# ---- versions of Delta tables ----------------------------------------------------------------------------------------
-
-
-def _versions(metastore: MetastoreReader, table: Table, now: datetime, grace: timedelta) -> States:
+def _place_of(metastore: MetastoreReader, table: Table) -> str:
+    """Returns the location of a table with a log. Raises Error for one that cannot be read from here."""
     try:
         place = location_of(table)
     except Unsearchable as error:
@@ -96,6 +113,28 @@ def _versions(metastore: MetastoreReader, table: Table, now: datetime, grace: ti
     why = format_of(table).why_left_out(table)
     if why or is_on_nodes(place, metastore.database(table.db).location, warehouse_of(metastore)):
         raise Error(why or ON_NODES)
+    return place
+
+
+# ---- instants of Hudi tables -----------------------------------------------------------------------------------------
+
+
+def _instants(metastore: MetastoreReader, table: Table) -> States:
+    found = Instants(_place_of(metastore, table))
+    listed, held = Listed(TIME), dict[str, str]()
+    for instant in found.states:
+        mark = KEPT if instant == found.writes[-1] or instant in found.savepoints else ""
+        listed.versions.append(Version("", instant, found.time_of(instant), mark=mark))
+        if found.in_flight and found.after(found.after(instant)) > found.in_flight:
+            held[instant] = f"the write {found.in_flight} is in flight: run again when it is completed or rolled back"
+    return States(listed, "instant", "Hudi's cleaner ends the first instants only", 1, held)
+
+
+# ---- versions of Delta tables ----------------------------------------------------------------------------------------
+
+
+def _versions(metastore: MetastoreReader, table: Table, now: datetime, grace: timedelta) -> States:
+    place = _place_of(metastore, table)
     log = dict(files_at(join(place, delta.LOG)))
     state = delta.last_state(log, lambda name: located(join(place, f"{delta.LOG}/{name}")).open_stream())
     if delta.is_coordinated({"protocol": state.protocol, "metaData": state.metadata}):
@@ -113,7 +152,7 @@ def _versions(metastore: MetastoreReader, table: Table, now: datetime, grace: ti
         listed.versions.append(Version("", str(version), moment, mark=mark))
         if (until := times.get(version + 1)) and (why := _why_held(until, now, guard, grace)):
             held[str(version)] = why
-    return States(listed, True, held)
+    return States(listed, "version", "Delta ends a log at its beginning only", held=held)
 
 
 def _commits(log: Mapping[str, FileState], last: int) -> dict[int, FileState]:
@@ -169,8 +208,8 @@ def retention_of(settings: Mapping[str, str]) -> timedelta:
     return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in found))
 
 
-def _said(names: Sequence[str]) -> str:
-    """Returns the versions as text: `version 3 stays`, `versions 3, 5 to 8 stay`."""
+def _said(what: str, names: Sequence[str]) -> str:
+    """Returns the states as text: `version 3 stays`, `versions 3, 5 to 8 stay`."""
     ranges = list[list[str]]()
     for name in names:
         if ranges and int(name) == int(ranges[-1][-1]) + 1:
@@ -178,7 +217,7 @@ def _said(names: Sequence[str]) -> str:
         else:
             ranges.append([name])
     said = ", ".join(" to ".join(each) for each in ranges)
-    return f"versions {said} stay" if len(names) > 1 else f"version {said} stays"
+    return f"{what}s {said} stay" if len(names) > 1 else f"{what} {said} stays"
 
 
 def files_before(log: Place, first: int) -> list[str]:
