@@ -57,7 +57,8 @@ class Instants:
         begun = {each.time for _, each in found if each.action in (*_WRITES, "clustering")}
         self.in_flight = min(begun - self._completed.keys(), default="")
         self.savepoints = {each.time for _, each in found if each.is_savepoint and each.state == hudi.COMPLETED}
-        self.cleans = sorted(each.time for _, each in found if each.action == "clean" and each.state != hudi.COMPLETED)
+        cleans = [each for _, each in found if each.action == "clean"]
+        self.cleans = {each.time for each in cleans} - {each.time for each in cleans if each.state == hudi.COMPLETED}
         self.past = dict[str, Past]()
         for group, several in self._groups(files).items():
             replaced = self._replaced.get(group, "")
