@@ -4,6 +4,7 @@ bytes of every file below the table; read by Hudi, and by hudi-rs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from lake_purges import holding as files_holding
 from lake_purges import purge as purge_by
 from plain_tables import PlainDatabase
 from purges import Warehouse
+from waiting import eventually
 
 from cmroot.root import create_or_open
 
@@ -203,3 +205,26 @@ def test_a_replica_follows_and_every_copy_is_found(fixture: Lab, lake: IcebergSp
     purged_everywhere(
         fixture, warehouse, lambda: purge(fixture, db=source.name), lambda: seen(target.home / "t") == LEFT
     )
+
+
+def test_a_delete_that_overlaps_another_write_is_rolled_back_and_repeated(
+    fixture: Lab, lake: IcebergSpark, tmp_path: Path
+) -> None:
+    """The writer commits to the same file group while the delete is in flight. No write is lost."""
+    table, place = make(lake, fixture, "t", "cow"), fixture.source.home / "t"
+    lake("set hoodie.write.concurrency.mode = optimistic_concurrency_control")
+    lake("set hoodie.clean.failed.writes.policy = LAZY")
+    lake("set hoodie.write.lock.provider = org.apache.hudi.client.transaction.lock.InProcessLockProvider")
+    with ThreadPoolExecutor() as threads:
+        met = "hudi:overlaps", str(tmp_path)
+        purging = threads.submit(purge, fixture, "--table-whitelist", table, "--certify", met=met)
+        eventually(lambda: purging.done() or (tmp_path / "begun").exists())
+        lake(f"update {table} set note = 'meanwhile' where who = 'person-0007'")
+        (tmp_path / "met").touch()
+        done = purging.result()
+    assert done.code == 0 and done.output["certificate"]["status"] == "certified", done
+    (unit,) = done.output["tables"][0]["units"]
+    assert (unit["state"], unit["attempt"]) == ("DONE", 2), done
+    assert len(list((place / ".hoodie/timeline").glob("*.rollback"))) == 1
+    assert people(lake, table) == LEFT and holding(place) == []
+    assert lake(f"select note from {table} where who = 'person-0007'") == [["meanwhile"]]

@@ -1,13 +1,16 @@
 """A purge command that dies at a step of a table's own commits: `killed_purge.py STEP before|after|halfway ARGUMENTS`.
 The step is a method of `IcebergLake` or, if STEP begins with `delta:` or `hudi:`, of `DeltaLake` or `HudiLake`; an
 expiry of Iceberg that dies halfway has committed, and deleted no file. `killed_purge.py STEP ID ARGUMENTS` dies
-nowhere: another writer adds two rows before the step, one with this id."""
+nowhere: another writer adds two rows before the step, one with this id; and `killed_purge.py hudi:overlaps PLACE
+ARGUMENTS`: the first delete makes `PLACE/begun` while it is in flight, and waits for `PLACE/met`."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from replicator.cli.main import main
@@ -15,6 +18,7 @@ from replicator.core.text import quoted_name
 from replicator.lifecycle.purge.delta_purge import DeltaLake
 from replicator.lifecycle.purge.hudi_purge import HudiLake
 from replicator.lifecycle.purge.iceberg_purge import IcebergLake
+from replicator.lifecycle.removal.hudi_actions import HudiActions
 
 
 def dying(lake: type, step: str, when: str) -> Any:
@@ -55,11 +59,37 @@ def meeting(lake: type, step: str, id_: str) -> Any:
     return method
 
 
+def overlapping(place: str) -> Any:
+    own, met = HudiActions.delete, list[str]()
+
+    def method(self: Any, keys: Any, column: str, view: str) -> None:
+        if met:
+            return own(self, keys, column, view)
+        met.append(place)
+        timeline, until = Path(self._path.removeprefix("file:"), ".hoodie/timeline"), time.monotonic() + 300
+        earlier = set(timeline.glob("*.commit.requested"))
+
+        def waited(value: str) -> str:
+            if set(timeline.glob("*.commit.requested")) - earlier:
+                Path(place, "begun").touch()
+                while not Path(place, "met").exists() and time.monotonic() < until:
+                    time.sleep(0.1)
+            return value
+
+        self._session.udf.register("waited", waited, "string")
+        return own(self, keys, f"waited({column})", view)
+
+    return method
+
+
 if __name__ == "__main__":
     name, moment = sys.argv[1:3]
     format, _, name = name.rpartition(":")
     lake: type = {"delta": DeltaLake, "hudi": HudiLake, "": IcebergLake}[format]
     kills = moment in ("before", "after", "halfway")
-    setattr(lake, name, dying(lake, name, moment) if kills else meeting(lake, name, moment))
+    if name == "overlaps":
+        HudiActions.delete = overlapping(moment)  # type: ignore[method-assign]
+    else:
+        setattr(lake, name, dying(lake, name, moment) if kills else meeting(lake, name, moment))
     sys.argv[1:] = sys.argv[3:]
     main()

@@ -60,7 +60,7 @@ def purge(
 ) -> Answer:
     """`purge run` in a process of the Spark that formats have builds for, or of another one's `python`, with these
     settings. killed: the step and the moment where it dies. met: the step before which another writer adds a row with
-    this id."""
+    this id; or `hudi:overlaps` and the place where the delete waits."""
     python = python or with_product()[0]
     given = ["--metastore", lab.source_uri, "--cmroot", str(lab.cmroot), "--ids", f"{lab.name}.gone:b"]
     given += ["--table-whitelist", db or lab.name, "--field-path", "privacy.column"]
