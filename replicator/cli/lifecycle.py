@@ -270,10 +270,10 @@ def run_policies(session: Session, /, metastore: str | None, no_metastore: bool,
     """Remove expired versions of datasets; set the access of the others.
 
     CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files are
-    moved to $cmroot, from which `audit undo` restores them; snapshots of Iceberg tables and versions of Delta tables
-    expire for good, by Iceberg and Delta in Spark. Data of a table or partition of the metastore is kept, unless the
-    partition itself is dropped. Exit 3 if items failed or were refused, 6 if the entire run was refused, 7 while
-    another run holds the lease.
+    moved to $cmroot, from which `audit undo` restores them; snapshots of Iceberg, versions of Delta and instants of
+    Hudi tables expire for good, by these formats in Spark. Data of a table or partition of the metastore is kept,
+    unless the partition itself is dropped. Exit 3 if items failed or were refused, 6 if the entire run was refused, 7
+    while another run holds the lease.
 
     \b
     Example:

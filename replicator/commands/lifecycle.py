@@ -374,9 +374,9 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
 @verb(RetentionRunOptions)
 def retention_run(options: RetentionRunOptions) -> RetentionRun:
     """Removes the versions of datasets that their policy selects, and sets the access of the others. Files are moved to
-    the root, from which `audit undo` restores them; snapshots of Iceberg tables and versions of Delta tables expire for
-    good. Data of a table or partition is retained, unless the partition itself is dropped. May run again at any time; a
-    killed run is completed by the next.
+    the root, from which `audit undo` restores them; snapshots of Iceberg, versions of Delta and instants of Hudi tables
+    expire for good. Data of a table or partition is retained, unless the partition itself is dropped. May run again at
+    any time; a killed run is completed by the next.
 
         replicator.retention_run("job.properties", "/cm", metastore="prod", dry_run=True)
         replicator.retention_run("/etc/store", "/cm", metastore="prod", max_share=0.2)

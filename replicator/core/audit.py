@@ -66,7 +66,8 @@ AUDIT = pa.schema(
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """A directory to be removed. what: "path", "partition", "table", "version", "backup", "staging" or "trash". object:
     the "db.table" it belongs to, or empty; partition: escaped name. reason: a sentence with the numbers that led to it.
-    files, bytes: as planned. drops: the object is dropped, too, so its own references do not count."""
+    files, bytes: as planned. drops: the object is dropped, too, so its own references do not count. same: other names
+    of the object, for legal holds."""
 
     path: str
     what: str
@@ -76,6 +77,7 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0
     bytes: int = 0
     drops: bool = False
+    same: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -241,15 +241,14 @@ class TableFormat:
     outdated. managed: its tables are managed, so drops remove their data.
 
     Files: reads_log: captures read its log to decide whether a table is replicated. has_tree: one file leads to all
-    others, see `tree_tops`. paths: a regular expression for the
-    paths of files that wait or are of a whole directory, to find them among all. everywhere: its log is recognised by
-    these paths, in tables of any format. special: some methods about paths are not the defaults. translates: its files
-    name others by absolute paths; `--formats as-they-are` copies them unchanged. has_outside: data may be outside of a
-    table's location. lists_places: lines of its data files are paths of other tables' files; as-they-are copies these
-    unchanged, too. rewrites: maintenance replaces files while rows remain. names_metadata: its metadata file is copied
-    like others that metadata names (`core/named_files.py`). log: the directory of a log that may name files
-    of other tables by absolute paths. commits: the directories of files whose names begin with the number that
-    `commit_version` returns; counted: the word for it.
+    others, see `tree_tops`. paths: a regular expression for the paths of files that wait or are of a whole directory,
+    to find them among all. everywhere: its log is recognised by these paths, in tables of any format. special: some
+    methods about paths are not the defaults. translates: its files name others by absolute paths; `--formats
+    as-they-are` copies them unchanged. has_outside: data may be outside of a table's location. lists_places: lines of
+    its data files are paths of other tables' files; as-they-are copies these unchanged, too. rewrites: maintenance
+    replaces files while rows remain. names_metadata: its metadata file is copied like others that metadata names
+    (`core/named_files.py`). log: the directory of a log that may name files of other tables by absolute paths. commits:
+    the directories of files whose names begin with the number that `commit_version` returns; counted: the word for it.
 
     Metadata: removals: see `Removals`. switches_itself: readers see a load at once, wherever it puts files. write_ids:
     its tables need a metastore that has write ids."""

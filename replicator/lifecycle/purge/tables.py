@@ -415,6 +415,7 @@ class TableWork:
             object=unit.table,
             partition=unit.partition,
             reason="purge",
+            same=tuple(same),
         )
         if why := forbidden(removal, self.remover.limits, holds):
             return why

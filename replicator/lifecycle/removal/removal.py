@@ -232,7 +232,7 @@ class _Rules:
             if path and touches(path, real):
                 return f"{place} is protected"
         for held in self._held:
-            if held.covers(removal.name, path):
+            if any(held.covers(name, path) for name in (removal.name, *removal.same)):
                 return f"legal hold {held.hold.name}: {held.hold.reason or held.hold.pattern}"
         return ""
 

@@ -87,7 +87,7 @@ class Instants:
 
     @cached_property
     def _replaced(self) -> dict[tuple[str, str], str]:
-        """When file groups were replaced, as by clustering."""
+        """The instants at which file groups were replaced, as by clustering."""
         found = dict[tuple[str, str], str]()
         for time, name in self._completed.items():
             if name.endswith(".replacecommit"):

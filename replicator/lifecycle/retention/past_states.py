@@ -135,7 +135,7 @@ class Expirer:
         if plan := actions.plan_clean(sum(each >= first for each in found.writes)):
             if other := found.unplanned(plan, first):
                 actions.drop_clean(plan)
-                return f"Hudi planned to end other instants, {other}: a write was completed meanwhile, run again"
+                return f"Hudi planned to end other instants, {other}: another write was completed, run again"
             self.check()
             actions.run_cleans()
         if left := [path for path in files if located(path).exists()]:

@@ -45,7 +45,7 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     """One planned action. `drops`: the partition is dropped from the metastore, too; `keeps_data`: only from there.
     `access`: to set, nothing is removed. `mtime`: the required modification time of the path. `replacement`: ("db",
     "table") whose partition of the same values replaces this one. `snapshot`: of an Iceberg table, to expire;
-    or the version of a Delta table."""
+    the version of a Delta table, or the instant of a Hudi table."""
 
     dataset: str
     removal: Removal
@@ -206,8 +206,8 @@ class Planner:
         chosen = {versions[number].name: why for number, why in selected.items() if versions[number].mark != KEPT}
         ending, plan.stays = states.ending(chosen)
         for name in ending:
-            path = dataset.table.location or ""
-            removal = Removal(path=path, what=states.what, object=dataset.name, reason=chosen[name])
+            path, reason, same = dataset.table.location or "", chosen[name], tuple(states.same)
+            removal = Removal(path=path, what=states.what, object=dataset.name, reason=reason, same=same)
             yield PlannedItem(dataset=dataset.name, removal=removal, keeps_data=True, snapshot=int(name))
 
     def _partitions(

@@ -31,6 +31,7 @@ from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.errors import Error
 from replicator.lifecycle.purge.delta_search import location_of
 from replicator.lifecycle.purge.lake_search import Unsearchable
+from replicator.lifecycle.removal.hudi_actions import names_of
 from replicator.lifecycle.retention.dataset_versions import TIME, Listed, Version
 from replicator.lifecycle.retention.hudi_instants import Instants
 from replicator.metastore.client import MetastoreReader, warehouse_of
@@ -42,13 +43,14 @@ KEPT = "kept"  # mark of a state that a branch or a tag names, and of the presen
 class States:
     """All states of a table, from the first to the last. what: what the format calls one. in_order: why only the first
     ones can end, "" if any can. spare: the format keeps the files of so many states before the first that stays. held:
-    name -> why it cannot end now."""
+    name -> why it cannot end now. same: other names of the table."""
 
     listed: Listed
     what: str
     in_order: str = ""
     spare: int = 0
     held: Mapping[str, str] = field(default_factory=dict)
+    same: Sequence[str] = ()
 
     @property
     def names(self) -> list[str]:
@@ -120,14 +122,15 @@ def _place_of(metastore: MetastoreReader, table: Table) -> str:
 
 
 def _instants(metastore: MetastoreReader, table: Table) -> States:
-    found = Instants(_place_of(metastore, table))
+    found = Instants(place := _place_of(metastore, table))
     listed, held = Listed(TIME), dict[str, str]()
     for instant in found.states:
         mark = KEPT if instant == found.writes[-1] or instant in found.savepoints else ""
         listed.versions.append(Version("", instant, found.time_of(instant), mark=mark))
         if found.in_flight and found.after(found.after(instant)) > found.in_flight:
             held[instant] = f"the write {found.in_flight} is in flight: run again when it is completed or rolled back"
-    return States(listed, "instant", "Hudi's cleaner ends the first instants only", 1, held)
+    same = names_of(metastore, table, place)
+    return States(listed, "instant", "Hudi's cleaner ends the first instants only", 1, held, same)
 
 
 # ---- versions of Delta tables ----------------------------------------------------------------------------------------
