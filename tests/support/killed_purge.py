@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +65,16 @@ def overlapping(place: str) -> Any:
         if met:
             return own(self, keys, column, view)
         met.append(place)
-        timeline, until = Path(self._path.removeprefix("file:"), ".hoodie/timeline"), time.monotonic() + 300
+        timeline, support = Path(self._path.removeprefix("file:"), ".hoodie/timeline"), str(Path(__file__).parent)
         earlier = set(timeline.glob("*.commit.requested"))
 
         def waited(value: str) -> str:
+            sys.path.append(support)  # in Spark's worker
+            from waiting import eventually
+
             if set(timeline.glob("*.commit.requested")) - earlier:
                 Path(place, "begun").touch()
-                while not Path(place, "met").exists() and time.monotonic() < until:
-                    time.sleep(0.1)
+                eventually(Path(place, "met").exists)
             return value
 
         self._session.udf.register("waited", waited, "string")
