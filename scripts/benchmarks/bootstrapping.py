@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore
+from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
 from benchmarks import ground
 from benchmarks.measure import Figures, Outcome, interleaved, ratio, s, timed
+from replicator.core.grouping import batched
+from replicator.metastore.requests import partition_to_thrift
 
 PARTITIONS = {"full": 20_000, "small": 4_000}
 WANTED = 2.5
@@ -60,6 +63,15 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
     ]
     headers = ["partitions", "bare fetch", "capture and dump", "capture", "dump", "times the fetch", "wanted"]
     return Outcome(headers, [row], figures=figures)
+
+
+def partition_requests(
+    db: str, name: str, place: Path, values: Sequence[str], files: int = 1
+) -> Iterator[ttypes.AddPartitionsRequest]:
+    """The calls that add partitions to a table at a place, `ground.BATCH` each."""
+    for some in batched(values, ground.BATCH):
+        parts = [partition_to_thrift(db, name, ground.partition(place, value, files)) for value in some]
+        yield ttypes.AddPartitionsRequest(dbName=db, tblName=name, parts=parts, ifNotExists=True, needResult=False)
 
 
 def raw_client(uri: str) -> tuple[TBufferedTransport, ThriftHiveMetastore.Client]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from hmsclient.genthrift.hive_metastore import ttypes
-
 from benchmarks import ground
-from benchmarks.bootstrapping import raw_client
+from benchmarks.bootstrapping import partition_requests, raw_client
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from replicator.core.runtime import Runtime
-from replicator.metastore.requests import partition_to_thrift
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
 
@@ -35,19 +32,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
 
         def bare(number: int) -> float:
             place = ground.create_table(target, "bare", f"t{number}")
-            requests = [
-                ttypes.AddPartitionsRequest(
-                    dbName="bare",
-                    tblName=f"t{number}",
-                    ifNotExists=True,
-                    needResult=False,
-                    parts=[
-                        partition_to_thrift("bare", f"t{number}", ground.partition(place, value, 0))
-                        for value in values[start : start + ground.BATCH]
-                    ],
-                )
-                for start in range(0, count, ground.BATCH)
-            ]
+            requests = list(partition_requests("bare", f"t{number}", place, values, 0))
             _directories(place, values)
             ground.settle(directory)
             transport, client = raw_client(target.uri)

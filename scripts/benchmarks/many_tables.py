@@ -15,7 +15,7 @@ from typing import Any
 from hmsclient.genthrift.hive_metastore import ttypes
 
 from benchmarks import ground
-from benchmarks.bootstrapping import raw_client
+from benchmarks.bootstrapping import partition_requests, raw_client
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
 from cmroot.root import ChangeRoot
 from replicator.compare.both_sides import Comparison
@@ -25,7 +25,7 @@ from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
 from replicator.metastore import requests
 from replicator.metastore.fields import method
-from replicator.metastore.requests import CATALOG, partition_to_thrift, table_to_thrift
+from replicator.metastore.requests import CATALOG, table_to_thrift
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
@@ -136,12 +136,12 @@ def _create(home: Path, db: str, name: str, partitions: int) -> Send:
             parameters={"EXTERNAL": "TRUE"},
         )
     )
-    parts = [partition_to_thrift(db, name, ground.partition(home / name, value)) for value in values]
-    request = ttypes.AddPartitionsRequest(dbName=db, tblName=name, parts=parts, ifNotExists=True, needResult=False)
+    additions = list(partition_requests(db, name, home / name, values))
 
     def send(client: Any) -> None:
         client.create_table(table)
-        client.add_partitions_req(request)
+        for request in additions:
+            client.add_partitions_req(request)
 
     return send
 

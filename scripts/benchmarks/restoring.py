@@ -6,13 +6,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from hmsclient.genthrift.hive_metastore import ttypes
-
 from benchmarks import ground
-from benchmarks.bootstrapping import raw_client
+from benchmarks.bootstrapping import partition_requests, raw_client
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
 from replicator.core.runtime import Runtime
-from replicator.metastore.requests import partition_to_thrift
 from replicator.replay.restore.plan import RestoreSettings
 from replicator.replay.restore.restore import restore
 
@@ -38,19 +35,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
 
         def bare(number: int) -> float:
             there = ground.create_table(client, "bare", f"t{number}")
-            requests = [
-                ttypes.AddPartitionsRequest(
-                    dbName="bare",
-                    tblName=f"t{number}",
-                    ifNotExists=True,
-                    needResult=False,
-                    parts=[
-                        partition_to_thrift("bare", f"t{number}", ground.partition(there, value))
-                        for value in values[start : start + ground.BATCH]
-                    ],
-                )
-                for start in range(0, count, ground.BATCH)
-            ]
+            requests = list(partition_requests("bare", f"t{number}", there, values))
             ground.settle(directory)
             transport, raw = raw_client(client.uri)
 
