@@ -193,11 +193,14 @@ class AuditLog:
         partition: str = "",
         path: str = "",
         detail: dict[str, Any] | None = None,
+        begins: bool = False,
     ) -> None:
-        """Records a change of metadata, or another action relevant to readers of the audit; `detail` as JSON."""
+        """Records a change of metadata, or another action relevant to readers of the audit; `detail` as JSON. begins:
+        before it is made; without a path, as none of its files are moved to the root (see `record_begun`)."""
         said = msgspec.json.encode(detail).decode() if detail else ""
         removal = Removal(path=path, what=what, object=object, partition=partition, reason=reason)
-        self._write([self._row(removal, DONE, detail=said) | {"files": None, "bytes": None}])
+        outcome = INTENDED if begins else DONE
+        self._write([self._row(removal, outcome, detail=said) | {"files": None, "bytes": None}])
 
     def _row(self, removal: Removal, outcome: str, detail: str = "") -> dict[str, Any]:
         return {

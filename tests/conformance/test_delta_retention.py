@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from killed_retention import ROW
 from lab import Lab
 
 from cmroot.root import create_or_open
+from replicator.core.audit import read_audit
 
 OLD = settings(
     {
@@ -86,6 +88,8 @@ def test_a_plan_names_versions_and_a_spark_without_delta_ends_none(fixture: Lab)
     answer = command(*arguments(fixture), *newest(2))
     assert (answer.code, answer.output["expired"]) == (3, 0), answer
     assert "io.delta:delta-spark" in reasons(answer)["t"], answer
+    (begun,) = read_audit(str(fixture.cmroot), run=answer.output["run"], outcome="intended")
+    assert json.loads(begun.detail) == {"change": "expire", "versions": [0, 1, 2, 3]}
     assert (read(place, range(6)), on_disk(place)) == before
 
 

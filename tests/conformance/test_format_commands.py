@@ -161,6 +161,7 @@ def test_housekeeping_drops_an_expired_table_with_its_own_files_or_names_it(
     life = LifecycleFixture(metastore, unique("life"), tmp_path)
     make(life.db, metastore.uri, 1, 2)
     life.db.alter(kind.name, **EXPIRED, **DROPS)
+    before = [path.read_bytes() for path in (life.db.home / kind.name).rglob("*") if path.is_file()]
     found, _ = life.run(), life.run(40)
     is_named = kind.column == "Iceberg tables"
     assert (kind.name in metastore.table_names(life.db.name)) == is_named
@@ -172,6 +173,8 @@ def test_housekeeping_drops_an_expired_table_with_its_own_files_or_names_it(
     else:
         left = life.db.home / kind.name
         assert not left.exists() or not [path for path in left.rglob("*") if path.is_file()]
+        kept = {path.read_bytes() for path in Path(life.root.place, "files").rglob("*") if path.is_file()}
+        assert before and kept.issuperset(before)
 
 
 def test_retention_removes_a_symlink_tables_own_files_and_names_others(

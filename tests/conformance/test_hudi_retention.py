@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 
 from cmroot.root import create_or_open
+from replicator.core.audit import read_audit
 
 pytestmark = pytest.mark.long
 
@@ -201,6 +203,8 @@ def test_a_killed_run_is_completed_by_the_next_one(fixture: Lab, lake: IcebergSp
     before, left = read(lake, table, times[-2:]), shown(lake, table, times[-3:])
     run(fixture, 2, killed=(step, moment))
     assert read(lake, table, times[-2:]) == before
+    (begun,) = read_audit(str(fixture.cmroot), outcome="intended")
+    assert json.loads(begun.detail)["instants"] == [int(each) for each in times[:-3]]
     assert run(fixture, 2).code == 0
     assert read(lake, table, times[-2:]) == before and base_files(place) == left
     assert ended(lake, table, times[:-2])

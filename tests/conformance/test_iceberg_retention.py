@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import gobblin_examples as examples
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from command_line import Answer, command
@@ -112,3 +113,16 @@ def test_snapshots_expire_by_iceberg_and_what_has_a_name_stays(fixture: Lab, lak
     assert shown == {ids[1]: [1], ids[3]: [3], ids[4]: [4]}
     assert len(before - {path.name for path in data.iterdir()}) >= 2, "files of expired snapshots are gone"
     assert retained(fixture, 2).output["expired"] == 0
+
+
+def test_tables_with_one_location_and_metadata_of_their_own_are_all_looked_at(fixture: Lab) -> None:
+    create_or_open(str(fixture.cmroot))
+    table = make(fixture)
+    for each in range(3):
+        table.append(rows(each))
+    metastore = fixture.source.metastore
+    metastore.create_table(msgspec.structs.replace(metastore.table(fixture.name, "t"), name="u"))
+    planned = command(*arguments(fixture, 1), "--dry-run")
+    named = [each["dataset"] for each in planned.output["items"]]
+    assert (planned.code, planned.output["versions"]) == (0, 6), planned
+    assert sorted(named) == [f"{fixture.name}.t"] * 2 + [f"{fixture.name}.u"] * 2, planned

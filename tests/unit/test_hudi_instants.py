@@ -112,6 +112,8 @@ def test_a_plan_of_other_files_is_found(tmp_path: Path, retained: int, planned: 
     with (place / ".hoodie/timeline/9.clean.requested").open("wb") as stream:
         fastavro.writer(stream, schema, [plan])
     assert Instants(str(place)).unplanned("9", TIMES[3]) == why
+    (place / ".hoodie/timeline/9.clean.requested").write_bytes(b"torn")
+    assert "cannot be read" in Instants(str(place)).unplanned("9", TIMES[3])
 
 
 def test_what_is_no_table_is_an_error(tmp_path: Path) -> None:

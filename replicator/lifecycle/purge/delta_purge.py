@@ -164,7 +164,7 @@ def _left(log: Log) -> str:
 
 
 def left(log: Log) -> Iterator[str]:
-    """Yields what a table's files and log have of the ids."""
+    """Yields where ids are left in a table, as text: files and log."""
     if held := {**log.held, **log.unnamed}:
         yield f"{sum(each.rows for each in held.values()):,} rows have an id, in {len(held):,} files"
     if log.dirty:

@@ -28,7 +28,7 @@ from replicator.lifecycle.purge.lake_purge import Lake, Seen, counted
 from replicator.lifecycle.purge.options import Onboarded, PurgeGap
 from replicator.lifecycle.purge.state import Unit
 from replicator.lifecycle.purge.tables import TableWork
-from replicator.lifecycle.removal.hudi_actions import HudiActions, names_of, overlapping, why_no_hudi
+from replicator.lifecycle.removal.hudi_actions import HudiActions, other_names, overlapping, why_no_hudi
 
 BUILT = frozenset({"column_stats", "partition_stats", "bloom_filters", "record_index"})
 """The indices that writers build again by their settings; others are made by statements."""
@@ -112,7 +112,7 @@ class HudiLake(Lake):
     @cached_property
     def _actions(self) -> HudiActions:
         table = self._onboarded.table
-        return HudiActions.of(self._session, table, location_of(table))
+        return HudiActions(self._session, table, location_of(table))
 
     @property
     def _keys_and_column(self) -> tuple[object, str]:
@@ -174,7 +174,7 @@ class HudiLake(Lake):
 
     def same(self) -> Collection[str]:
         table = self._onboarded.table
-        return names_of(self._work.metastore, table, location_of(table))
+        return other_names(self._work.metastore, table, location_of(table))
 
 
 def _made(log: HudiLog) -> str:
@@ -188,7 +188,7 @@ def _made(log: HudiLog) -> str:
 
 
 def left(log: HudiLog) -> Iterator[str]:
-    """Yields what a table's files, indices and timeline have of the ids."""
+    """Yields where ids are left in a table, as text: files, indices and timeline."""
     if held := {**log.held, **log.unnamed}:
         yield f"{sum(each.rows for each in held.values()):,} rows have an id, in {len(held):,} files"
     if log.indexes:

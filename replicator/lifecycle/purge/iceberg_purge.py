@@ -181,7 +181,7 @@ def _rows(tree: Tree) -> int:
 
 
 def left(seen: tuple[Tree, Mapping[str, Held]]) -> Iterator[str]:
-    """Yields what a table's files have of the ids."""
+    """Yields where ids are left in a table, as text."""
     tree, found = seen
     if found:
         rows, several = sum(each.rows for each in found.values()), len(tree.holding(found))

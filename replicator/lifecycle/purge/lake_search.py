@@ -38,7 +38,7 @@ class Unsearchable(Exception):
 
 
 def words(text: str) -> set[str]:
-    """Returns the values that a text may name: all of it, its words, and what it has in single quotes."""
+    """Returns the parts of a text that may be an id: the whole text, its words and its quoted strings."""
     quoted = re.findall(r"'((?:[^'\\]|\\.)*)'", text)
     parts = re.split(r"[\s()\[\]{},;=<>!\"'`\\]+", text)
     return {text, *parts, *(each.strip(".:?") for each in parts), *quoted}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,7 +67,7 @@ def overlapping(error: Exception) -> str:
     return failed[1] if failed else ""
 
 
-def names_of(metastore: MetastoreReader, table: Table, location: str) -> list[str]:
+def other_names(metastore: MetastoreReader, table: Table, location: str) -> list[str]:
     """Returns the other names, as `db.table`, that Hudi gives to a table that is merged on read."""
     base = table.name.removesuffix("_ro").removesuffix("_rt")
     names = [name for name in (base, f"{base}_ro", f"{base}_rt") if name != table.name]
@@ -81,17 +81,11 @@ def names_of(metastore: MetastoreReader, table: Table, location: str) -> list[st
 class HudiActions:
     """The actions on one table. All raise Spark's or Hudi's errors, also for a conflict with another writer."""
 
-    def __init__(self, session: Any, table: tuple[str, str], location: str, properties: Mapping[str, str]) -> None:
-        """session: one for which `why_no_hudi` returned ""; table: its database and name; properties: of the table in
-        the metastore."""
-        self._session, self._table_name, self._path = session, table, hadoop_place(location)
-        self._properties, self._version = properties, dict[str, str]()
-
-    @classmethod
-    def of(cls, session: Any, table: Table, location: str) -> HudiActions:
-        """Returns the actions on a table of the metastore."""
-        own = table.storage.serde.parameters if table.storage else {}
-        return cls(session, (table.db, table.name), location, {**table.parameters, **own})
+    def __init__(self, session: Any, table: Table, location: str) -> None:
+        """session: one for which `why_no_hudi` returned ""."""
+        self._session, self._table_name, self._path = session, (table.db, table.name), hadoop_place(location)
+        self._properties = {**table.parameters, **(table.storage.serde.parameters if table.storage else {})}
+        self._version = dict[str, str]()
 
     def keep_version(self, version: str) -> None:
         """Makes all actions write the table's present version; otherwise a newer release upgrades it."""

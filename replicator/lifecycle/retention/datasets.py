@@ -250,8 +250,8 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
             if why := format_of(table).no_retention:
                 yield Failed(f"{table.db}.{table.name}", why)
                 continue
-            if format_of(table).expires and table.location in places:
-                continue  # another name of a Hudi table that is merged on read
+            if format_of(table).expires and not format_of(table).has_tree and table.location in places:
+                continue  # another name of the same log, such as those of a Hudi table that is merged on read
             places.add(table.location or "")
             settings = source.settings
             if from_store and job.store:

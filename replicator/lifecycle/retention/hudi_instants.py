@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from cmroot.errors import FormatError
 from cmroot.keep.journal import files_at
 from cmroot.store import hudi
 from cmroot.store.blocks import AvroRecords
@@ -121,18 +122,19 @@ class Instants:
 
     def unplanned(self, clean: str, first: str) -> str:
         """Returns what else a plan of the cleaner would do, "" if nothing: its first instant to retain must be the
-        given one, and it must remove no other base file than those of earlier ones."""
-        place, ending = join(self.location, self._plan_of(clean)), set(self.ending(first))
-        plan = next(AvroRecords(located(place).read_bytes(), place).records(), {})
-        retained = (plan.get("earliestInstantToRetain") or {}).get("timestamp")
+        given one, and it must remove no other base file than those of earlier ones. A plan that cannot be read may do
+        anything."""
+        place, ending, top = join(self.location, self._plan_of(clean)), set(self.ending(first)), f"{self.location}/"
+        try:
+            plan = next(AvroRecords(located(place).read_bytes(), place).records())
+            retained, files = plan["earliestInstantToRetain"]["timestamp"], plan["filePathsToBeDeletedPerPartition"]
+            removed = [normal(each["filePath"]).removeprefix(top) for several in files.values() for each in several]
+        except (FormatError, OSError, StopIteration, LookupError, TypeError, AttributeError) as error:
+            return f"by a plan that cannot be read: {error}"
         if retained != first:
             return f"those before {retained}, not before {first}"
-        top = f"{normal(self.location)}/"
-        for several in (plan.get("filePathsToBeDeletedPerPartition") or {}).values():
-            for path in (normal(each["filePath"]).removeprefix(top) for each in several):
-                if hudi.base_file(name_of(path)) and path not in ending:
-                    return f"with {path}"
-        return ""
+        others = (path for path in removed if hudi.base_file(name_of(path)) and path not in ending)
+        return next((f"with {path}" for path in others), "")
 
     def _plan_of(self, clean: str) -> str:
         directory = hudi.TIMELINES[0] if int(self.version) >= hudi.FIRST_WITH_TIMELINE else hudi.HOME

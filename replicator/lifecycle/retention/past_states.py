@@ -34,13 +34,13 @@ from replicator.core.spark import hive_settings
 from replicator.lifecycle.purge.delta_search import location_of, shown_by, state_of
 from replicator.lifecycle.purge.lake_search import Unsearchable
 from replicator.lifecycle.removal.delta_actions import DeltaActions, why_no_delta
-from replicator.lifecycle.removal.hudi_actions import HudiActions, names_of, why_no_hudi
+from replicator.lifecycle.removal.hudi_actions import HudiActions, other_names, why_no_hudi
 from replicator.lifecycle.removal.iceberg_actions import IcebergActions, why_no_iceberg
 from replicator.lifecycle.removal.live import LiveLocations, shared
 from replicator.lifecycle.retention.datasets import explained
 from replicator.lifecycle.retention.hudi_instants import Instants
 from replicator.lifecycle.retention.plan import PlannedItem
-from replicator.lifecycle.retention.table_states import RETENTION, files_before, past_states
+from replicator.lifecycle.retention.table_states import RETENTION, files_before, past_states, place_of, states_of
 from replicator.metastore.client import Metastore, warehouse_of
 
 
@@ -76,12 +76,14 @@ class Expirer:
         for name, of_table in groupby(items, lambda item: item.removal.object):
             group, (db, _, table) = list(of_table), name.partition(".")
             states = {item.snapshot for item in group if item.snapshot is not None}
+            what = group[0].removal.what
+            selected = {"change": "expire", f"{what}s": sorted(states)}
+            self.audit.changed(name, f"{len(states):,} {what}s are selected", what=what, detail=selected, begins=True)
             if why := self._end(db, table, states):
                 done.failed += [(item, why) for item in group]
                 continue
             done.count += len(group)
             for item in group:
-                what = item.removal.what
                 about = {"change": "expired", what: item.snapshot}
                 path, reason = item.removal.path, item.removal.reason
                 self.audit.changed(name, reason, what=what, path=path, detail=about)
@@ -117,19 +119,19 @@ class Expirer:
     def _end_instants(self, table: Table, last: str) -> str:
         """Ends the instants of a Hudi table up to one, by a plan of its cleaner that removes no other file. Returns why
         not; a plan that a killed run has left is executed first."""
-        now, name = datetime.fromtimestamp(self.clock(), UTC), f"{table.db}.{table.name}"
-        actions = HudiActions.of(self._session, table, location := location_of(table))
-        found = Instants(location)
+        location = place_of(self.metastore, table)
+        actions, found = HudiActions(self._session, table, location), Instants(location)
         actions.keep_version(found.version)
         if found.cleans:
             self.check()
             actions.run_cleans()
             found = Instants(location)
-        if why := past_states(self.metastore, table, now, self.grace).why_not(int(last)):
+        same = other_names(self.metastore, table, location)
+        if why := states_of(found, same).why_not(int(last)):
             return why
         first = found.after(found.after(last))
         files = {join(location, each) for each in found.ending(first)}
-        if why := shared(self.live, name, files, names_of(self.metastore, table, location)):
+        if why := shared(self.live, f"{table.db}.{table.name}", files, same):
             return why
         self.check()
         if plan := actions.plan_clean(sum(each >= first for each in found.writes)):
@@ -140,7 +142,7 @@ class Expirer:
             actions.run_cleans()
         if left := [path for path in files if located(path).exists()]:
             return f"Hudi's cleaner left {len(left):,} files: {min(left)}"
-        if staying := Instants(location).staying(last):
+        if staying := found.staying(last):
             until = max(staying.values())
             return f"{len(staying):,} files of file groups that were replaced later stay until the instant {until} ends"
         return ""

@@ -31,7 +31,7 @@ from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.errors import Error
 from replicator.lifecycle.purge.delta_search import location_of
 from replicator.lifecycle.purge.lake_search import Unsearchable
-from replicator.lifecycle.removal.hudi_actions import names_of
+from replicator.lifecycle.removal.hudi_actions import other_names
 from replicator.lifecycle.retention.dataset_versions import TIME, Listed, Version
 from replicator.lifecycle.retention.hudi_instants import Instants
 from replicator.metastore.client import MetastoreReader, warehouse_of
@@ -87,7 +87,8 @@ def past_states(metastore: MetastoreReader, table: Table, now: datetime, grace: 
             raise Error(f"{DELTA.said} with Iceberg metadata, which names the files of its versions, too")
         return _versions(metastore, table, now, grace)
     if format_of(table) is HUDI:
-        return _instants(metastore, table)
+        place = place_of(metastore, table)
+        return states_of(Instants(place), other_names(metastore, table, place))
     return States(_snapshots(metastore, table), "snapshot")
 
 
@@ -106,7 +107,7 @@ def _snapshots(metastore: MetastoreReader, table: Table) -> Listed:
     return listed
 
 
-def _place_of(metastore: MetastoreReader, table: Table) -> str:
+def place_of(metastore: MetastoreReader, table: Table) -> str:
     """Returns the location of a table with a log. Raises Error for one that cannot be read from here."""
     try:
         place = location_of(table)
@@ -121,15 +122,14 @@ def _place_of(metastore: MetastoreReader, table: Table) -> str:
 # ---- instants of Hudi tables -----------------------------------------------------------------------------------------
 
 
-def _instants(metastore: MetastoreReader, table: Table) -> States:
-    found = Instants(place := _place_of(metastore, table))
+def states_of(found: Instants, same: Sequence[str]) -> States:
+    """Returns the states of a Hudi table. same: its other names."""
     listed, held = Listed(TIME), dict[str, str]()
     for instant in found.states:
         mark = KEPT if instant == found.writes[-1] or instant in found.savepoints else ""
         listed.versions.append(Version("", instant, found.time_of(instant), mark=mark))
         if found.in_flight and found.after(found.after(instant)) > found.in_flight:
             held[instant] = f"the write {found.in_flight} is in flight: run again when it is completed or rolled back"
-    same = names_of(metastore, table, place)
     return States(listed, "instant", "Hudi's cleaner ends the first instants only", 1, held, same)
 
 
@@ -137,7 +137,7 @@ def _instants(metastore: MetastoreReader, table: Table) -> States:
 
 
 def _versions(metastore: MetastoreReader, table: Table, now: datetime, grace: timedelta) -> States:
-    place = _place_of(metastore, table)
+    place = place_of(metastore, table)
     log = dict(files_at(join(place, delta.LOG)))
     state = delta.last_state(log, lambda name: located(join(place, f"{delta.LOG}/{name}")).open_stream())
     if delta.is_coordinated({"protocol": state.protocol, "metaData": state.metadata}):
