@@ -22,6 +22,8 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
 Name = tuple[str, str]
 """A table: (database, table)."""
+Part = tuple[str, str, str]
+"""(database, table, partition); without a partition, the table."""
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):

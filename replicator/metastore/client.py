@@ -18,7 +18,9 @@ from replicator.core.model import (
     Function,
     Grant,
     Member,
+    Name,
     NotificationEvent,
+    Part,
     Partition,
     RoleMembers,
     Statistics,
@@ -84,8 +86,7 @@ class MetastoreReader(Protocol):
         ...
 
     def current_event_id(self) -> int:
-        """Returns the id of the newest event; 0 for an empty log. Raises NotificationLogOff for a server without a
-        log."""
+        """Returns the id of the newest event; 0 for an empty log. Raises NotificationLogOff if there is no log."""
         ...
 
     def next_events(self, after: int, limit: int = EVENT_BATCH, skip: Collection[str] = ()) -> list[NotificationEvent]:
@@ -172,8 +173,7 @@ class MetastoreReader(Protocol):
         ...
 
     def outside_directories(self) -> Sequence[str]:
-        """Returns the directories, by the configuration, in which Iceberg tables may have files outside of their own
-        locations."""
+        """Returns the configured directories in which Iceberg tables may have files outside of their locations."""
         ...
 
     def statistics_engines(self) -> tuple[str, ...]:
@@ -243,8 +243,7 @@ class MetastoreReader(Protocol):
         ...
 
     def roles(self, names: Iterable[str]) -> dict[str, RoleMembers]:
-        """Returns roles with their members, and the roles among these in turn; missing and built-in ones are
-        omitted."""
+        """Returns roles with members, and the roles among these in turn; without missing and built-in ones."""
         ...
 
     def added_members(self, role: str) -> frozenset[Member]:
@@ -270,8 +269,7 @@ class Metastore(MetastoreReader, Protocol):
         ...
 
     def create_table(self, table: Table) -> None:
-        """Creates with DO_NOT_UPDATE_STATS; EXTERNAL_TABLE is always sent with EXTERNAL=TRUE (else HMS makes it
-        managed)."""
+        """Creates with DO_NOT_UPDATE_STATS; EXTERNAL_TABLE is sent with EXTERNAL=TRUE (else HMS makes it managed)."""
         ...
 
     def alter_table(self, db: str, name: str, table: Table, pointer: str = "") -> None:
@@ -363,13 +361,16 @@ class Metastore(MetastoreReader, Protocol):
         """Aborts the open transactions that stand for a source's in a database. Returns their number."""
         ...
 
-    def lock_parts(self, db: str, table: str, partitions: Sequence[str]) -> int | None:
-        """Returns the id of an exclusive lock on partitions ("": the table); None if anyone uses one of them."""
+    def lock_parts(self, parts: Sequence[Part], holder: str) -> int | None:
+        """Returns the id of an exclusive lock on all parts; None if anyone uses one of them. holder: any name."""
+        ...
+
+    def end_locks(self, holder: str, tables: Collection[Name]) -> None:
+        """Ends a holder's locks on tables: those of a killed run."""
         ...
 
     def keep_lock(self, lock: int) -> None:
-        """Sends a lock's heartbeat: a server ends locks without one (hive.txn.timeout, 300 s). Raises MetastoreError if
-        it has."""
+        """Sends a heartbeat: a server ends locks without one after 300 s. Raises MetastoreError if it has."""
         ...
 
     def unlock(self, lock: int) -> None: ...

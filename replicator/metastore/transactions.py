@@ -8,7 +8,7 @@ opening, allocating and ending it twice does nothing more. Source: Hive's TxnHan
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import methodcaller as call
@@ -19,7 +19,7 @@ from hmsclient.genthrift.hive_metastore import ttypes
 
 from replicator.core.formats.transactional_table import NO_TRANSACTIONS, NO_WRITE_IDS
 from replicator.core.grouping import batched
-from replicator.core.model import Name, Partition, Table, WriteIds
+from replicator.core.model import Name, Part, Partition, Table, WriteIds
 from replicator.errors import MetastoreError
 from replicator.metastore import requests
 from replicator.metastore.client import MetastoreReader
@@ -254,19 +254,26 @@ class TransactionCalls:
     def readers_open(self) -> frozenset[int]:
         return frozenset(each.id for each in self._open_now() if not _is_ours(each.user))
 
-    def lock_parts(self, db: str, table: str, partitions: Sequence[str]) -> int | None:
-        level, about = ttypes.LockLevel, {"dbname": db, "tablename": table, "type": ttypes.LockType.EXCLUSIVE}
+    def lock_parts(self, parts: Sequence[Part], holder: str) -> int | None:
+        level, about = ttypes.LockLevel, {"type": ttypes.LockType.EXCLUSIVE}
         about |= {"operationType": ttypes.DataOperationType.NO_TXN}
-        parts = [
-            ttypes.LockComponent(level=level.PARTITION if each else level.TABLE, partitionname=each or None, **about)
-            for each in partitions
+        some = [(level.PARTITION if partition else level.TABLE, *part, partition or None) for *part, partition in parts]
+        components = [
+            ttypes.LockComponent(level=at, dbname=db, tablename=table, partitionname=partition, **about)
+            for at, db, table, partition in some
         ]
-        request = ttypes.LockRequest(component=parts, user=OWNER, hostname=OWNER)
-        answer = self._change(f"lock {db}.{table}", call("lock", request))
+        request = ttypes.LockRequest(component=components, user=OWNER, hostname=holder)
+        answer = self._change(f"lock {len(parts)} parts of tables", call("lock", request))
         if answer.state == ttypes.LockState.ACQUIRED:
             return int(answer.lockid)
         self.unlock(answer.lockid)  # it waits, and others would wait for it
         return None
+
+    def end_locks(self, holder: str, tables: Collection[Name]) -> None:
+        locks = self._read("locks", call("show_locks", ttypes.ShowLocksRequest())).locks or ()
+        held = [each for each in locks if (each.user, each.hostname) == (OWNER, holder)]
+        for lock in {each.lockid for each in held if (each.dbname, each.tablename) in tables}:
+            self.unlock(lock)
 
     def keep_lock(self, lock: int) -> None:
         self._change(f"keep lock {lock}", call("heartbeat", ttypes.HeartbeatRequest(lockid=lock)))

@@ -123,14 +123,14 @@ class HiveClient:
         table.tableName = new
         self.alter(db, name, table)
 
-    def read_lock(self, db: str, name: str, partition: str) -> int:
-        """The lock of a query that reads a partition."""
+    def read_lock(self, db: str, name: str, partition: str = "") -> int:
+        """The lock of a query that reads a table, or a partition."""
         part = ttypes.LockComponent(
             type=ttypes.LockType.SHARED_READ,
-            level=ttypes.LockLevel.PARTITION,
+            level=ttypes.LockLevel.PARTITION if partition else ttypes.LockLevel.TABLE,
             dbname=db,
             tablename=name,
-            partitionname=partition,
+            partitionname=partition or None,
             operationType=ttypes.DataOperationType.SELECT,
         )
         answer = self.thrift.lock(ttypes.LockRequest(component=[part], user="reader", hostname="reader"))

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from replicator.core.audit import Refusal, Removal
+from replicator.core.model import Part
 from replicator.core.text import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.lifecycle.housekeeping import writing
@@ -35,8 +36,8 @@ from replicator.lifecycle.housekeeping.store import (
     ItemStore,
 )
 from replicator.lifecycle.removal.job import Removals, Remover, measured
-from replicator.lifecycle.removal.partition_locks import Part, PartitionLocks, locked
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.exclusive_locks import ExclusiveLocks, locked
 
 # ---- housekept -------------------------------------------------------------------------------------------------------
 # The report of a run of housekeeping.
@@ -162,10 +163,10 @@ class Cleaning:
         changes = [change for each in page.staying if (change := self._stays(each, now))]
         begun = [_after(each.item, now, begun=each.item.begun or event) for each in page.going]
         self._settle([*changes, *begun])
-        with locked(self.metastore, (_part(each) for each in page.going if each.drops)) as locks:
+        with locked(self.metastore, [_part(each) for each in page.going if each.drops]) as locks:
             self._remove(page.going, begun, locks, now)
 
-    def _remove(self, going: Sequence[Going], begun: Sequence[Item], locks: PartitionLocks, now: int) -> None:
+    def _remove(self, going: Sequence[Going], begun: Sequence[Item], locks: ExclusiveLocks, now: int) -> None:
         """Drops and removes. begun: the items of `going`, as begun."""
         waiting = [each for each in going if each.drops and _part(each) in locks.unlocked]
         used = {each.item.id: locks.unlocked[_part(each)] for each in waiting}
@@ -201,7 +202,7 @@ class Cleaning:
 
     # ---- the metastore --------------------------------------------------------------------------------------------
 
-    def _drop(self, going: Sequence[Going], locks: PartitionLocks) -> dict[int, str]:
+    def _drop(self, going: Sequence[Going], locks: ExclusiveLocks) -> dict[int, str]:
         """Drops objects. Returns the items that failed, and why. An object dropped elsewhere counts as dropped."""
         failed: dict[int, str] = {}
         by_table: dict[tuple[str, str], list[Going]] = defaultdict(list)

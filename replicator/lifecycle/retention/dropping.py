@@ -18,11 +18,11 @@ import msgspec
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.store.place import Place, located, normal
 from replicator.core.audit import AuditLog
-from replicator.core.model import Partition, Table, partition_name
+from replicator.core.model import Part, Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
-from replicator.lifecycle.removal.partition_locks import Part, PartitionLocks, locked
 from replicator.lifecycle.retention.plan import PlannedItem
 from replicator.metastore.client import Metastore
+from replicator.metastore.exclusive_locks import ExclusiveLocks, locked
 
 DIRECTORY = "retention"
 _NOTE = "dropping-"
@@ -109,7 +109,7 @@ class Dropper:
                 note = directory / name
                 items = _decode(note.read_bytes(), str(note))
                 empty = [item for item in items if _is_empty(item.removal.path)]
-                with locked(self.metastore, map(part_of, empty)) as locks:
+                with locked(self.metastore, [part_of(each) for each in empty]) as locks:
                     free, used = parted(empty, locks)
                     dropped = self.drop(free, locks.check)
                 dropped.failed += used
@@ -146,7 +146,7 @@ def part_of(item: PlannedItem) -> Part:
 
 
 def parted(
-    items: Iterable[PlannedItem], locks: PartitionLocks
+    items: Iterable[PlannedItem], locks: ExclusiveLocks
 ) -> tuple[list[PlannedItem], list[tuple[PlannedItem, str]]]:
     """Returns the items that may be dropped, and those that could not be locked, with the reason."""
     free, used = list[PlannedItem](), list[tuple[PlannedItem, str]]()

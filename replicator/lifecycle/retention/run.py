@@ -19,7 +19,6 @@ from replicator.core.audit import Refusal
 from replicator.core.engine import LocalEngine
 from replicator.lifecycle.removal.job import BATCH, Job, Remover, measured
 from replicator.lifecycle.removal.live import LiveLocations
-from replicator.lifecycle.removal.partition_locks import locked
 from replicator.lifecycle.removal.removal import Limits, forbidden, read_holds, refuse_counts
 from replicator.lifecycle.retention.access import AT_ONCE, Beginnings, Begun, begun, is_set, set_access
 from replicator.lifecycle.retention.config_store import Settings
@@ -29,6 +28,7 @@ from replicator.lifecycle.retention.job_configuration import JobFile
 from replicator.lifecycle.retention.past_states import Expirer
 from replicator.lifecycle.retention.plan import DatasetPlan, PlannedItem, Planner, RetentionPlan, RetentionRun, Spool
 from replicator.metastore.events.scope import captured_databases
+from replicator.metastore.exclusive_locks import locked
 
 # ---- carry out -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Executor:
     def _drop(self, items: Sequence[PlannedItem]) -> None:
         dropper = self.dropper
         assert dropper  # only a metastore has partitions
-        with locked(dropper.metastore, map(part_of, items)) as locks:
+        with locked(dropper.metastore, [part_of(each) for each in items]) as locks:
             free, used = parted(items, locks)
             kept, changed = dropper.unchanged(free)
             with_data = [item for item in kept if not item.keeps_data]

@@ -39,7 +39,7 @@ from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.staging import Claims, sweep_staging
 from replicator.replay.apply.table_details import ConstraintCommit, GrantCommit
-from replicator.replay.apply.transactional import await_readers, begin_again, end_transactions
+from replicator.replay.apply.transactional import begin_again, end_left_locks, end_transactions, without_readers
 from replicator.replay.apply.transfer import (
     Cloning,
     copy_files,
@@ -124,6 +124,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             work.may_begin()
             compare(replay)
             refuse_commits_of_others(plan)
+            end_left_locks(plan, replay.target)
             begin_again(plan, replay.target)
             if not options.allow_missing:
                 probe_files(replay)
@@ -216,12 +217,12 @@ def _commit(
         grants.apply()
     _functions(replay, commit)
     commit.recycle_left()
-    end_transactions(replay.plan, replay.target)
-    await_readers(replay.plan, replay.target)
-    last = prune(replay, Removals.METADATA)
-    outcome.files_removed += last.files
-    outcome.warnings += last.warnings
-    outcome.files_removed += remove_late(replay)
+    end_transactions(plan, replay.target)
+    with without_readers(plan, replay.target):
+        last = prune(replay, Removals.METADATA)
+        outcome.files_removed += last.files
+        outcome.warnings += last.warnings
+        outcome.files_removed += remove_late(replay)
     commit.drop_databases()
     if plan.named:
         look_again(replay)

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.formats import is_transactional
-from replicator.core.model import Name, WriteIds
+from replicator.core.model import Name, Part, WriteIds
 from replicator.errors import Refused
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.exclusive_locks import IN_USE, ExclusiveLocks
 from replicator.metastore.transactions import not_shown, policy_of, unnamed
 from replicator.replay.plan import Plan, TablePlan
 
 NONE = WriteIds(0)
-PATIENCE, PAUSE = 60.0, 0.25  # seconds
+PATIENCE, LOCKING, PAUSE = 60.0, 10.0, 0.25  # seconds
 MOST = 1_000_000  # write ids that one load gives to a table: each costs two calls, so these take a day
 
 
@@ -97,16 +99,33 @@ def end_transactions(plan: Plan, target: Metastore) -> None:
             raise _never_shown(step, hidden)
 
 
-def await_readers(plan: Plan, target: MetastoreReader, wait: Callable[[float], None] = time.sleep) -> None:
-    """Waits for queries of the target that have begun before, as Hive's own cleaner does, for at most PATIENCE seconds:
-    they may read directories that this load removes. Waits only if it removes files of transactional tables."""
-    concerned = (
-        step
+@contextmanager
+def without_readers(plan: Plan, target: Metastore, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
+    """Keeps queries of the target away while a load removes files of transactional tables, which they may have listed:
+    waits for those that have begun before, as Hive's own cleaner does, for at most PATIENCE seconds, and then locks the
+    tables until the end of the block. A table that is in use for LOCKING seconds more stays unlocked."""
+    parts: list[Part] = [
+        (*step.name, "")
         for step in plan.tables
         if (step.exists or step.begins_again) and step.table and is_transactional(step.table)
-    )
-    if not (plan.transactions and any(plan.metadata.removed or step.prune for step in concerned)):
-        return
+        if plan.transactions and (plan.metadata.removed or step.prune)
+    ]
+    with ExitStack() as stack:
+        if parts:
+            _await_readers(target, wait)
+            locks = ExclusiveLocks(target, stack, plan.metadata.root_id)
+            for pause in repeat(PAUSE, round(LOCKING / PAUSE)):
+                locks.take(parts)
+                parts = [part for part, why in locks.unlocked.items() if why == IN_USE]
+                if not parts:
+                    break
+                locks.unlocked.clear()
+                wait(pause)
+            stack.enter_context(locks.beating())
+        yield
+
+
+def _await_readers(target: MetastoreReader, wait: Callable[[float], None]) -> None:
     before = target.readers_open()
     for pause in repeat(PAUSE, round(PATIENCE / PAUSE)):
         if not before or not (before := before & target.readers_open()):
@@ -124,6 +143,12 @@ def runs(pairs: Iterable[tuple[int, int]], own: Mapping[int, int]) -> Iterator[l
         some.append(each)
     if some:
         yield some
+
+
+def end_left_locks(plan: Plan, target: Metastore) -> None:
+    """Ends the locks of `without_readers` that a killed load has left: queries wait for them."""
+    if any(loading for _, loading in plan.seen.values()) and (steps := _steps(plan)):
+        target.end_locks(plan.metadata.root_id, {step.name for step in steps})
 
 
 def begin_again(plan: Plan, target: MetastoreReader) -> None:

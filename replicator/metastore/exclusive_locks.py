@@ -1,7 +1,7 @@
 """Exclusive locks of a metastore on transactional tables and their partitions, while their data is removed.
 
-Queries and writers of Hive hold shared locks, so nothing is removed that one of them uses. A server ends locks that get
-no heartbeat (hive.txn.timeout, 300 s), also those of a killed run.
+Queries and writers of Hive hold shared locks, so nothing is removed that one of them uses, and those that begin wait. A
+server ends locks that get no heartbeat (hive.txn.timeout, 300 s), also those of a killed run.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from contextlib import ExitStack, contextmanager, suppress
 from threading import Event, Thread
 
 from replicator.core.formats import is_transactional
+from replicator.core.grouping import batched
+from replicator.core.model import Part
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import Metastore
+from replicator.metastore.transactions import OWNER
 
 BEAT = 10.0  # seconds between heartbeats
+PARTS = 1000  # parts of one lock: a server keeps a row for each
 IN_USE = "it is in use: a query or a writer has a lock on it"
 
-Part = tuple[str, str, str]
-"""Database, table and partition; without a partition, the table."""
 
-
-class PartitionLocks:
+class ExclusiveLocks:
     """The locks of one removal. unlocked: the parts that could not be locked, and why."""
 
-    def __init__(self, metastore: Metastore, stack: ExitStack) -> None:
-        self._metastore, self._stack, self._locks = metastore, stack, list[int]()
+    def __init__(self, metastore: Metastore, stack: ExitStack, holder: str) -> None:
+        self._metastore, self._stack, self._holder, self._locks = metastore, stack, holder, list[int]()
         self.unlocked: dict[Part, str] = {}
 
-    def take(self, parts: Collection[Part]) -> None:
-        """Locks parts of one table without waiting: together, or, if one of them is in use, by halves."""
-        some = list(parts)
-        db, table, _ = some[0]
+    def take(self, parts: Iterable[Part]) -> None:
+        """Locks parts without waiting: together, or, if one of them is in use, by halves."""
+        for some in batched(parts, PARTS):
+            self._take(some)
+
+    def _take(self, some: list[Part]) -> None:
         try:
-            lock = self._metastore.lock_parts(db, table, [partition for _, _, partition in some])
+            lock = self._metastore.lock_parts(some, self._holder)
         except MetastoreError as error:
             if error.transient:
                 raise
@@ -45,8 +48,8 @@ class PartitionLocks:
         elif len(some) == 1:
             self.unlocked[some[0]] = IN_USE
         else:
-            self.take(some[: len(some) // 2])
-            self.take(some[len(some) // 2 :])
+            self._take(some[: len(some) // 2])
+            self._take(some[len(some) // 2 :])
 
     def check(self) -> None:
         """Raises MetastoreError if the server has ended a lock."""
@@ -74,16 +77,13 @@ class PartitionLocks:
 
 
 @contextmanager
-def locked(metastore: Metastore, parts: Iterable[Part]) -> Iterator[PartitionLocks]:
+def locked(metastore: Metastore, parts: Collection[Part]) -> Iterator[ExclusiveLocks]:
     """Holds exclusive locks on those parts that are of transactional tables; others need none."""
-    tables: dict[tuple[str, str], dict[Part, None]] = {}
-    for part in parts:
-        tables.setdefault(part[:2], {})[part] = None
     with ExitStack() as stack:
-        locks = PartitionLocks(metastore, stack)
-        for name, some in tables.items():
-            if _is_transactional(metastore, *name):
-                locks.take(some)
+        locks = ExclusiveLocks(metastore, stack, OWNER)
+        names = dict.fromkeys(part[:2] for part in parts)
+        transactional = {name for name in names if _is_transactional(metastore, *name)}
+        locks.take(dict.fromkeys(part for part in parts if part[:2] in transactional))
         stack.enter_context(locks.beating())
         yield locks
 
