@@ -105,10 +105,7 @@ def without_log(pool: Pool) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def source_metastore(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Running]:
     """A metastore to replicate from. Earlier tests have used it: make databases of your own (`unique`)."""
-    if request.node.get_closest_marker("removals"):
-        yield from emptied_side(request, pool, "source-removals")
-    else:
-        yield started_or_borrowed(request, pool, "source")
+    yield from emptied_side(request, pool, "source")
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from purges import DESCRIPTOR, Warehouse
-
-pytestmark = pytest.mark.removals
 
 FORMATS = {
     "parquet_of_spark": "(id INT, v STRING, k INT) USING parquet PARTITIONED BY (k)",

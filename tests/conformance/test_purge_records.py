@@ -23,8 +23,6 @@ from replicator.lifecycle.purge import spark_work
 from replicator.lifecycle.purge.ids import ColumnsTask, run_columns_task
 from replicator.lifecycle.purge.run import Purged
 
-pytestmark = pytest.mark.removals
-
 FORMATS = ("AVRO", "SEQUENCEFILE")
 NESTED = """'dataset.descriptor'='{"privacy": {"column": "header.id"}}'"""
 

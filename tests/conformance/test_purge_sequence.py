@@ -22,8 +22,6 @@ from cmroot.store.blocks import Unsupported
 from replicator.lifecycle.purge.rewrite.formats import FileFormat
 from replicator.lifecycle.purge.rewrite.sequence import count_sequence, rewrite_sequence
 
-pytestmark = pytest.mark.removals
-
 REFUSED = (FormatError, Unsupported)
 ROWS = FileFormat("sequence", column=1, field=("id",), type="bigint")
 GONE = [0, 7, 8, 30, 31, 32, 33, 34, 35, 3999]

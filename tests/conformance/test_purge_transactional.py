@@ -27,8 +27,6 @@ from pool import Pool
 
 from replicator.lifecycle.purge.transactional_files import COMPACTS
 
-pytestmark = pytest.mark.removals
-
 PERSONS = """'dataset.descriptor'='{"privacy": {"column": "id"}}'"""
 
 

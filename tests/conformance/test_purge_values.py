@@ -16,8 +16,6 @@ from replicator.lifecycle.purge.rewrite.formats import format_of
 from replicator.lifecycle.purge.rewrite.line_files import identify
 from replicator.lifecycle.purge.rewrite.text_values import NONE, canonical
 
-pytestmark = pytest.mark.removals
-
 NUMBERS = [
     "7",
     "+7",

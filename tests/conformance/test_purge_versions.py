@@ -25,8 +25,6 @@ from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.lifecycle.purge.rewrite.rewrite_task import ReplaceTask, ReplaceWork, run_replace_task
 from replicator.lifecycle.purge.table_files import copies
 
-pytestmark = pytest.mark.removals
-
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[Proxy]:

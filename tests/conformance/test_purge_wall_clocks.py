@@ -12,8 +12,6 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.metastore.embedded.running import Running
 
-pytestmark = pytest.mark.removals
-
 SCRIPT = Path(__file__).parents[1] / "support/purge_in_a_zone.py"
 SKIPPED = "2026-03-08 02:30:00"
 """No clock of Los Angeles has ever said so."""

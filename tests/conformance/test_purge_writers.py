@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from parquet_writers import WRITERS, comparable, footer_of, of_duck
 from purges import DESCRIPTOR, Warehouse
-
-pytestmark = pytest.mark.removals
 
 
 def test_parquet_of_other_writers_is_purged_with_columns_that_spark_cannot_read(warehouse: Warehouse) -> None:

@@ -23,8 +23,6 @@ from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptio
 from replicator.lifecycle.purge.state import runs
 from replicator.metastore.codecs import struct_to_tjson
 
-pytestmark = pytest.mark.removals
-
 
 def count(warehouse: Warehouse, db: str, rows: int) -> None:
     """As `ANALYZE TABLE` of Impala and of Spark note it on a partitioned table."""

@@ -16,8 +16,6 @@ import replicator
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 
 @pytest.fixture
 def db(source_metastore: Running, tmp_path: Path) -> PlainDatabase:

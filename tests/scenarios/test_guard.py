@@ -44,8 +44,6 @@ from replicator.lifecycle.removal.removal import (
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import Role, RoleMark, set_role
 
-pytestmark = pytest.mark.removals
-
 NOW = 1_700_000_000.0
 
 

@@ -22,8 +22,6 @@ from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
 
-pytestmark = pytest.mark.removals
-
 
 @pytest.fixture
 def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:

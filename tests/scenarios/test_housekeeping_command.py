@@ -27,8 +27,6 @@ from replicator.lifecycle.housekeeping.run import Followed
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.restore.upkeep import expire_root
 
-pytestmark = pytest.mark.removals
-
 
 @pytest.fixture
 def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:

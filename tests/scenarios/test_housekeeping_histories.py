@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,8 +22,6 @@ from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
 from replicator.core.model import EXTERNAL, Partition
 from replicator.metastore.thrift import ThriftMetastore
-
-pytestmark = pytest.mark.removals
 
 _numbers = itertools.count(1)
 NAMES, VALUES = ("a", "b", "c"), ("1", "2")

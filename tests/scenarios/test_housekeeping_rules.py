@@ -18,8 +18,6 @@ from replicator.errors import Refused
 from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.thrift import ThriftMetastore
 
-pytestmark = pytest.mark.removals
-
 SWITCH = "beekeeper.remove.unreferenced.data"
 
 

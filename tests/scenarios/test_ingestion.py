@@ -28,8 +28,6 @@ from replicator.ingestion.landing.publishing import Landed, Overtaken, publish
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 
 def pools_of_stages(session: Any) -> dict[int, str]:
     """The scheduler's pool of each stage that ran, as Spark's own status says."""

@@ -26,8 +26,6 @@ from replicator.errors import MetastoreUnreachable
 from replicator.ingestion import drop_directory
 from replicator.ingestion.landing import file_steps, landing_steps
 
-pytestmark = pytest.mark.removals
-
 
 @pytest.fixture
 def dropping(warehouse: Warehouse, tmp_path: Path) -> Iterator[Dropping]:

@@ -19,8 +19,6 @@ from replicator.ingestion.landing.increments import Mark, OpenTransactions, matc
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 APPEND: dict[str, Any] = {"mode": "append", "watermark": "id"}
 
 landing = impatient_landing

@@ -24,8 +24,6 @@ from replicator.metastore.embedded.distributions import Artifact, fetch
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import cache_directory, find_java
 
-pytestmark = pytest.mark.removals
-
 SERVERS = {
     "h2": (
         Artifact("com.h2database:h2:2.3.232", "8dae62d22db8982c3dcb3826edb9c727c5d302063a67eef7d63d82de401f07d3"),

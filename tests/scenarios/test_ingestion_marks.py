@@ -15,8 +15,6 @@ from replicator.ingestion.landing import landing_steps
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 APPEND: dict[str, Any] = {"mode": "append", "watermark": "id"}
 MERGE: dict[str, Any] = {"mode": "merge", "key": "id", "watermark": "changed"}
 

@@ -18,8 +18,6 @@ import replicator
 from replicator.errors import UsageError
 from replicator.ingestion.reading.source import SourceDatabase
 
-pytestmark = pytest.mark.removals
-
 
 @pytest.fixture
 def landing(postgres: Postgres, warehouse: Warehouse, tmp_path: Path) -> Iterator[Landing]:

@@ -17,8 +17,6 @@ from replicator.errors import MetastoreUnreachable
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 APPEND: dict[str, Any] = {"mode": "append"}
 RECREATE: dict[str, Any] = {"mode": "append", "schema_policy": "recreate"}
 

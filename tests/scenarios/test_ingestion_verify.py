@@ -18,8 +18,6 @@ import replicator
 from replicator.errors import ObjectNotFound
 from replicator.ingestion import comparison, comparison_sides
 
-pytestmark = pytest.mark.removals
-
 ALL_TYPES = """id bigint PRIMARY KEY, t text, c char(5), n numeric(20, 4), free numeric, b boolean, y bytea, d date,
   ts timestamp, tz timestamptz, f double precision, r real, u uuid, j jsonb, a int[], m money, tm time"""
 

@@ -35,8 +35,6 @@ from replicator.lifecycle.retention.run import Retention
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore
 
-pytestmark = pytest.mark.removals
-
 NAMES = ("t0", "t1", "t2", "t3")
 IDS = unique("ids")
 GONE = (3, 7)  # ids to be erased; every third file has a row of one

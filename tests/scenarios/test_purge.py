@@ -21,8 +21,6 @@ from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.state import runs
 
-pytestmark = pytest.mark.removals
-
 
 def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:
     """And what is told meanwhile, of a table at work, too."""

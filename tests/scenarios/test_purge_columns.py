@@ -18,8 +18,6 @@ from replicator.core.model import Column
 from replicator.lifecycle.purge import file_columns
 from replicator.lifecycle.purge.options import PurgeOptions
 
-pytestmark = pytest.mark.removals
-
 
 def described(**ids: Any) -> str:
     text = json.dumps({"privacy": {"column": "customer"}, **({"ids": ids} if ids else {})})

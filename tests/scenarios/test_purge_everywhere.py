@@ -26,8 +26,6 @@ from replicator.lifecycle.purge.run import described
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 NAME = b"member-of-the-club-40"
 
 

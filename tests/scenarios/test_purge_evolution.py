@@ -20,8 +20,6 @@ from raw_bytes import all_bytes
 
 from replicator.lifecycle.purge.options import PurgeOptions
 
-pytestmark = pytest.mark.removals
-
 STORED = {
     "parquet": ("STORED AS PARQUET", "USING parquet"),
     "orc": ("STORED AS ORC", "USING orc"),

@@ -23,8 +23,6 @@ from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 HISTORIES = int(os.environ.get("PURGE_HISTORIES", "1"))
 SEED = int(os.environ.get("PURGE_SEED", "1"))
 TABLES = 5

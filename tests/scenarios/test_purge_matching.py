@@ -17,8 +17,6 @@ from replicator.lifecycle.purge.certificate_file import as_text
 from replicator.lifecycle.purge.matching import NEAR, form_of
 from replicator.lifecycle.purge.options import PurgeOptions
 
-pytestmark = pytest.mark.removals
-
 
 def in_python(text: str, rules: tuple[str, ...]) -> str:
     """The rules by the standard library, which shares nothing with Spark and its ICU."""

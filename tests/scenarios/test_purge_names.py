@@ -22,8 +22,6 @@ from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 BY_KEY = """'dataset.descriptor'='{"privacy": {"column": "customer"}}'"""
 
 

@@ -11,8 +11,6 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.lifecycle.purge.options import PurgeOptions
 
-pytestmark = pytest.mark.removals
-
 SERDES = {
     "text": "ROW FORMAT DELIMITED FIELDS TERMINATED BY ','",
     "avro": "STORED AS AVRO",

@@ -15,8 +15,6 @@ from pyarrow import orc
 from replicator.lifecycle.purge import spark_work
 from replicator.lifecycle.purge.rewrite import rewrite_task
 
-pytestmark = pytest.mark.removals
-
 FORMATS = {
     "parquet": "(id BIGINT, v STRING, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) STORED AS PARQUET",
     "parquet_of_spark": "(id INT, v STRING, m MAP<STRING,ARRAY<DATE>>, k STRING) USING parquet PARTITIONED BY (k)",

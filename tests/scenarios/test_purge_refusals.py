@@ -15,8 +15,6 @@ from replicator.lifecycle.purge.certificate_file import as_text
 from replicator.lifecycle.purge.options import PurgeOptions, WhiteList
 from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 
-pytestmark = pytest.mark.removals
-
 
 def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:
     warehouse.sql(

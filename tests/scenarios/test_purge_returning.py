@@ -15,8 +15,6 @@ from replicator.lifecycle.purge.backups import backups
 from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.table_files import parts_of
 
-pytestmark = pytest.mark.removals
-
 ERASED = set(range(0, 100, 10))
 WAYS = {
     "add partition": ["ALTER TABLE {t} DROP PARTITION (k=0)", "ALTER TABLE {t} ADD PARTITION (k=0)"],

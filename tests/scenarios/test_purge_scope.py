@@ -17,8 +17,6 @@ from replicator.lifecycle.purge.run import derived, materialized_at
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-pytestmark = pytest.mark.removals
-
 
 def test_views_are_listed_and_materialized_ones_are_gaps(warehouse: Warehouse, source_metastore: Running) -> None:
     warehouse.sql(

@@ -16,8 +16,6 @@ from replicator.core.text import quoted_name, quoted_text
 from replicator.lifecycle.purge.matching import struct_fields
 from replicator.lifecycle.purge.options import onboard
 
-pytestmark = pytest.mark.removals
-
 SECRET = "the diary of somebody else"
 
 

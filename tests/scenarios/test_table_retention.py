@@ -26,8 +26,6 @@ from replicator.lifecycle.removal import job
 from replicator.lifecycle.retention.datasets import parse_names, tables_of
 from replicator.metastore.thrift import ThriftMetastore
 
-pytestmark = pytest.mark.removals
-
 DELETES = "gobblin.retention.hive.shouldDeleteData=true"
 
 

@@ -56,7 +56,8 @@ def emptied(running: Running) -> None:
 
 def drop_databases(running: Running, wanted: re.Pattern[str] = MINE) -> list[str]:
     """Drops the databases that match, and keeps their files. Returns those that could not be dropped. Loads read every
-    table of their target, and removal jobs every table of their metastore, so databases of earlier tests cost time."""
+    table of their target, captures the grants of every table, and removal jobs every table of their metastore, so
+    databases of earlier tests cost time."""
     at = urlsplit(running.uri)
     left = []
     with HMSClient(host=at.hostname, port=at.port) as client:
