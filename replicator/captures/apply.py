@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from cmroot.log.captured import ADD, FILES, RELEASE
 from cmroot.store.spelling import is_root
 from replicator.captures.inventory import NOT_WHOLE, Ends, Inventory, has_files
-from replicator.core.formats import FORMATS, format_of
-from replicator.core.formats.interface import POINTER
+from replicator.core.formats import FORMATS, PLAIN, format_of
+from replicator.core.formats.interface import POINTER, TableFormat
 from replicator.core.formats.outside import is_outside
 from replicator.core.model import MATERIALIZED_VIEW, Column, Constraint, Partition, Table
 from replicator.core.named_files import NAMED, SCHEMA_URL, names_file, property_files
@@ -66,7 +66,7 @@ class Fold(Inventory):
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (*row, at, at, at, not has_files(table)),
                 )
-                self._note_format(table)
+                self._note_format(table, at)
                 self._note_named(table, table, at)
             case kinds.AlterTable():
                 self._alter_table(change, at)
@@ -81,10 +81,8 @@ class Fold(Inventory):
             case kinds.ChangeFiles(db=db, table=table_name, partition=partition) if not record.observed:
                 self._touch(db, table_name, partition, at)
             case kinds.CreateFunction(function=function):
-                self._db.execute(
-                    "INSERT OR REPLACE INTO functions VALUES (?, ?, ?)",
-                    (function.db, function.name, msgspec.json.encode(function)),
-                )
+                values = (function.db, function.name, msgspec.json.encode(function))
+                self._db.execute("INSERT OR REPLACE INTO functions VALUES (?, ?, ?)", values)
             case kinds.DropFunction(db=db, name=name):
                 self._db.execute("DELETE FROM functions WHERE db = ? AND name = ?", (db, name))
             case kinds.SetGrants():
@@ -112,9 +110,8 @@ class Fold(Inventory):
         Skips rows of objects that no longer exist, or that were recreated after the row's position. `renames`: the
         renames already applied, including any that are later than a row; a row holds the name valid at its position."""
         ids: dict[tuple[str, str, str] | None, tuple[int, int, int, bool] | None] = {}
-        stores = {
-            each for each in pc.unique(rows["location"]).to_pylist() if each and is_root(each)
-        }  # nearly always none
+        places = filter(None, pc.unique(rows["location"]).to_pylist())
+        stores = set(filter(is_root, places))  # nearly always none
         outside = cache(self._ids_outside)
         last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None if it is removed
         replacing: list[tuple[int, int, int, str]] = []
@@ -172,9 +169,8 @@ class Fold(Inventory):
 
     def _alter_table(self, change: kinds.AlterTable, at: int) -> None:
         table = change.table
-        row = self._db.execute(
-            "SELECT id, location FROM tables WHERE db = ? AND name = ?", (change.db, change.name)
-        ).fetchone()
+        known = (change.db, change.name)
+        row = self._db.execute("SELECT id, location FROM tables WHERE db = ? AND name = ?", known).fetchone()
         if change.renames:
             self._drop_table(table.db, table.name, at)
         if row is None:  # an alter of an unknown table: its metadata is complete, its files are not yet listed
@@ -186,7 +182,7 @@ class Fold(Inventory):
             "UPDATE tables SET db = ?, name = ?, location = ?, body = ?, touched = ?, listed = ? WHERE id = ?",
             (table.db, table.name, table.location, msgspec.json.encode(table), at, not has_files(table), table_id),
         )
-        self._note_format(table)
+        self._note_format(table, at)
         self._note_named(table, table, at)
         if change.renames:
             self._db.execute("UPDATE tables SET named = ? WHERE id = ?", (at, table_id))
@@ -222,16 +218,25 @@ class Fold(Inventory):
         """Records the format of every known table, and lists what older releases did not: materialized views, and the
         directories of partitioned tables."""
         for row_id, body in self._db.execute("SELECT id, body FROM tables").fetchall():
-            self._note_format(table := msgspec.json.decode(body, type=Table))
+            self._note_format(table := msgspec.json.decode(body, type=Table), 0)
             if (table.kind == MATERIALIZED_VIEW or table.is_partitioned) and has_files(table):
                 self._db.execute("UPDATE tables SET listed = 0 WHERE id = ?", (row_id,))
 
-    def _note_format(self, table: Table) -> None:
+    def _note_format(self, table: Table, at: int) -> None:
         found, table_id = format_of(table), self._table_id(table.db, table.name)
-        if found.is_plain:
-            self._db.execute("DELETE FROM formats WHERE table_id = ?", (table_id,))
-        else:
-            self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found.name))
+        before = self._db.execute("DELETE FROM formats WHERE table_id = ? RETURNING format", (table_id,)).fetchone()
+        if not found.is_plain:
+            self._db.execute("INSERT INTO formats VALUES (?, ?)", (table_id, found.name))
+        if at and (old := FORMATS[before[0]] if before else PLAIN) is not found:
+            self._record_again(table_id or 0, [each for each in (old, found) if each.translates], at)
+
+    def _record_again(self, table_id: int, formats: Sequence[TableFormat], at: int) -> None:
+        """Forgets files that loads copied as they are, and translate now, or the reverse."""
+        paths = self._db.execute("SELECT path FROM files WHERE table_id = ? AND partition_id = 0", (table_id,))
+        known = [(table_id, 0, path) for (path,) in paths if any(each.waits(path) for each in formats)]
+        self.ends.of_files([(at, *each) for each in known])
+        self._db.executemany("DELETE FROM files WHERE (table_id, partition_id, path) = (?, ?, ?)", known)
+        self._db.execute("DELETE FROM directories WHERE table_id = ?", (table_id,))
 
     def note_all_named(self) -> None:
         """Records the files that properties of known tables and partitions name."""
@@ -407,18 +412,14 @@ class Fold(Inventory):
 
     def _touch(self, db: str, table: str, partition: str | None, at: int) -> None:
         if partition:
-            self._db.execute(
-                "UPDATE partitions SET touched = ?, listed = 0 WHERE name = ? AND table_id ="
-                " (SELECT id FROM tables WHERE db = ? AND name = ?)",
-                (at, partition, db, table),
-            )
+            own = "table_id = (SELECT id FROM tables WHERE db = ? AND name = ?)"
+            query = f"UPDATE partitions SET touched = ?, listed = 0 WHERE name = ? AND {own}"
+            self._db.execute(query, (at, partition, db, table))
             return
         known = self.table(db, table)
         if known is not None:
-            self._db.execute(
-                "UPDATE tables SET touched = ?, listed = ? WHERE db = ? AND name = ?",
-                (at, not has_files(known), db, table),
-            )
+            about = (at, not has_files(known), db, table)
+            self._db.execute("UPDATE tables SET touched = ?, listed = ? WHERE db = ? AND name = ?", about)
 
     def _pack(self, partition: Partition) -> tuple[str | None, int, bytes]:
         """Returns the location, the id of the shared columns, and the rest as JSON."""

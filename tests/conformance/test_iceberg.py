@@ -16,6 +16,7 @@ import pytest
 from command_line import Answer, command
 from faults import Fault, run_with
 from iceberg_tables import (
+    SCHEMA,
     catalog,
     data_file,
     delete_rows,
@@ -37,6 +38,7 @@ from waiting import repeating
 
 from replicator.core.formats.iceberg_table import UNTRANSLATED, IcebergTable
 from replicator.core.formats.interface import POINTER
+from replicator.core.model import EXTERNAL
 from replicator.errors import MetastoreError
 from replicator.metastore.embedded.running import Running
 from replicator.policies.role_changes.switchover import switchover
@@ -444,3 +446,17 @@ def test_a_policy_brings_tables_that_an_earlier_release_left_out(pair: Lab) -> N
     assert [each.object for each in pair.sync().not_replicated] == []
     assert shown(replica(pair, db="a")) == [1]
     assert pair.sync().status == "nothing"
+
+
+def test_metadata_that_was_captured_before_its_pointer_is_translated(fixture: Lab) -> None:
+    """As `migrate` leaves it: until the metastore has the pointer, its files are those of a plain table."""
+    fixture.source.table("t", kind=EXTERNAL)
+    own = catalog(fixture.source_uri).create_table(
+        f"{fixture.db('other').name}.t", SCHEMA, location=f"file://{fixture.source.home}/t"
+    )
+    own.append(rows(1, 2))
+    replicated(fixture)
+    fixture.source.alter("t", table_type="ICEBERG", metadata_location=own.metadata_location)
+    replicated(fixture)
+    assert shown(replica(fixture)) == [1, 2]
+    is_same(fixture)
