@@ -152,7 +152,7 @@ def test_a_delta_table_that_the_metastore_shows_as_icebergs_is_named(fixture: La
     fixture.source.alter("t", table_type="ICEBERG", metadata_location=f"file://{place}/metadata/1.metadata.json")
     answer = command(*arguments(fixture), *newest(1))
     assert (answer.code, answer.output["selected"]) == (3, 0), answer
-    assert "with Iceberg metadata, which names the files of its versions" in reasons(answer)["t"], answer
+    assert "a Delta table with Iceberg metadata: its own log determines its files" in reasons(answer)["t"], answer
 
 
 # ---- what ends -------------------------------------------------------------------------------------------------------

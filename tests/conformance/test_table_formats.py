@@ -9,6 +9,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import deltalake
 import msgspec
@@ -16,8 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import Answer, command
+from iceberg_tables import catalog, naming_source
 from lab import Lab
 from plain_tables import PlainDatabase
+from pyiceberg.table import StaticTable
 
 from cmroot.store.delta import last_version, named_files
 from cmroot.store.listing import list_tree
@@ -46,6 +49,8 @@ ACID = {"transactional": "true", "transactional_properties": "insert_only"}
         ("iceberg-view", {"table_type": "iceberg-view"}, {"kind": VIEW}),
         ("delta", {"spark.sql.sources.provider": "DELTA"}, {}),
         ("delta", {"storage_handler": "io.delta.hive.DeltaStorageHandler"}, {}),
+        ("delta", {"spark.sql.sources.provider": "delta", "table_type": "ICEBERG"}, {}),
+        ("delta-iceberg", {"spark.sql.sources.provider": "delta", **ICEBERG}, {}),
         ("hudi", HUDI, {}),
         ("hudi", {}, {"input_format": "org.apache.hudi.hadoop.HoodieParquetInputFormat"}),
         ("acid", ACID, {}),
@@ -64,7 +69,7 @@ def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
     storage = msgspec.structs.replace(table.storage, input_format=more.get("input_format"))
     table = msgspec.structs.replace(table, storage=storage)
     assert format_of(table).name == format
-    replicated = format in ("plain", "delta", "handler", "hudi", "acid", "symlink")
+    replicated = format in ("plain", "delta", "delta-iceberg", "handler", "hudi", "acid", "symlink")
     replicated = replicated or (format == "iceberg" and bool(pointer_of(table)))
     assert bool(format_of(table).why_left_out(table)) != replicated
 
@@ -342,12 +347,11 @@ def test_a_delta_table_with_other_features_is_replicated(fixture: Lab) -> None:
 
 @pytest.mark.parametrize("rest", ["", " " * (2 << 20)])
 def test_iceberg_metadata_in_a_delta_table_is_named_as_long_as_it_names_the_source(fixture: Lab, rest: str) -> None:
-    """As UniForm writes it (`delta.universalFormat.enabledFormats`): its readers would read the source."""
+    """Without a pointer in the metastore, its readers find it by its place, and would read the source."""
     place, replica = make_delta(fixture), fixture.target.home / "events"
     (place / "metadata").mkdir()
     pointer = place / "metadata" / "00001-5f.metadata.json"
     pointer.write_text(json.dumps({"format-version": 2, "location": f"file:{place}"}) + rest)
-    fixture.source.alter("events", table_type="ICEBERG", metadata_location=f"file:{pointer}")
     dumped, loaded, found = fixture.dump(), fixture.load(), verified(fixture)
     for answer in (loaded, found):
         assert (answer.code, named(answer)) == (3, [f"{fixture.name}.events"])
@@ -552,3 +556,110 @@ def test_names_of_databases_may_be_written_in_any_case(fixture: Lab) -> None:
     assert fixture.load(None, *renamed).code == 0
     assert fixture.target.metastore.table_names(f"{fixture.name}_copy") == ["t"]
     assert verified(fixture, *renamed).code == 0
+
+
+# ---- Delta tables with Iceberg metadata ---------------------------------------------------------------------------
+
+
+class Uniform:
+    """A Delta table, and Iceberg metadata beside its log that lists the same files, as UniForm leaves them: `delta-rs`
+    writes the rows, and PyIceberg the metadata, which another table's pointer leads to."""
+
+    def __init__(self, fixture: Lab) -> None:
+        self.lab, self.place = fixture, make_delta(fixture)
+        self._known = set[str]()
+        schema = pa.schema([("id", pa.int64())])
+        at = f"file://{self.place}"
+        fixture.db("other")
+        self.iceberg = catalog(fixture.source_uri).create_table(f"{fixture.db('other').name}.t", schema, location=at)
+        self.convert()
+
+    def append(self, *ids: int) -> None:
+        append(self.place, *ids)
+        self.convert()
+        self.point()
+
+    def convert(self) -> None:
+        files = {f"file://{path}" for path in self.place.glob("*.parquet")}
+        self.iceberg.add_files(sorted(files - self._known))
+        self._known = files
+
+    def point(self) -> None:
+        pointer = self.iceberg.metadata_location
+        self.lab.source.alter("events", table_type="ICEBERG", metadata_location=pointer)
+
+    def replicated(self) -> None:
+        before = self.lab.last if self.lab.dumps else None
+        assert [each.code for each in (self.lab.dump(since=before), self.lab.load(), verified(self.lab))] == [0] * 3
+
+    def shown(self) -> list[list[int]]:
+        """The replica's rows as both readers see them, without the source."""
+        aside = self.place.rename(self.place.with_name("aside"))
+        table = self.lab.target.metastore.table(self.lab.name, "events")
+        iceberg = StaticTable.from_metadata(table.parameters["metadata_location"])
+        found = [ids(self.lab.target.home / "events"), sorted(iceberg.scan().to_arrow()["id"].to_pylist())]
+        aside.rename(self.place)
+        assert naming_source(self.lab) == []
+        return found
+
+
+def test_iceberg_metadata_that_a_delta_table_points_to_is_translated(fixture: Lab) -> None:
+    uniform = Uniform(fixture)
+    assert [fixture.dump().code, fixture.load().code] == [0, 3], "without its pointer, its metadata is copied"
+    uniform.point()
+    uniform.replicated()
+    assert uniform.shown() == [[0], [0]]
+    uniform.append(1, 2)
+    append(uniform.place, 3)  # Delta's commit precedes its conversion
+    uniform.replicated()
+    assert uniform.shown() == [[0, 1, 2, 3], [0, 1, 2]]
+    uniform.convert()
+    uniform.point()
+    uniform.replicated()
+    assert uniform.shown() == [[0, 1, 2, 3]] * 2
+
+    list_of_files = next((fixture.target.home / "events/metadata").glob("snap-*.avro"))
+    kept = list_of_files.read_bytes()
+    list_of_files.unlink()
+    assert verified(fixture).code == 4
+    list_of_files.write_bytes(kept)
+
+    there = fixture.target.metastore.table(fixture.name, "events")
+    other = {**there.parameters, "metadata_location": f"{there.location}/metadata/9-other.metadata.json"}
+    fixture.target.metastore.alter_table(fixture.name, "events", msgspec.structs.replace(there, parameters=other))
+    uniform.append(4)
+    assert fixture.dump(since=fixture.last).code == 0 and fixture.load().code == 6, "another program has committed"
+    assert (fixture.load(None, "--overwrite").code, verified(fixture).code) == (0, 0)
+    assert uniform.shown() == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_iceberg_metadata_of_a_delta_table_that_names_files_elsewhere_is_a_gap(fixture: Lab, tmp_path: Path) -> None:
+    uniform = Uniform(fixture)
+    uniform.point()
+    place = tmp_path / "elsewhere.parquet"
+    pq.write_table(pa.table({"id": pa.array([9], pa.int64())}), place)
+    uniform.iceberg.add_files([f"file://{place}"])
+    fixture.source.alter("events", metadata_location=uniform.iceberg.metadata_location)
+    dumped, loaded, found = fixture.dump(), fixture.load(), verified(fixture)
+    for answer in (dumped, loaded, found):
+        assert (answer.code, named(answer)) == (3, [f"{fixture.name}.events"])
+        assert "elsewhere.parquet is outside of its location" in answer.output["not_replicated"][0]["reason"]
+
+
+@pytest.mark.parametrize("into", ["_then", ""])
+def test_a_delta_table_with_iceberg_metadata_is_restored(fixture: Lab, into: str) -> None:
+    """Beside the live table, and over it, which has states that the restore ends."""
+    uniform, into = Uniform(fixture), f"{fixture.name}{into}"
+    uniform.point()
+    event = fixture.dump().output["to_event"]
+    uniform.append(1)
+    assert fixture.capture().code == 0
+    catalog(fixture.source_uri).drop_table(f"{fixture.db('other').name}.t")  # without its files
+    arguments = ["restore", "--cmroot", str(fixture.cmroot), "--db", fixture.name, "--to", str(event)]
+    arguments += ["--into", into, "--force", "--target", fixture.source_uri, "--engine", "local"]
+    assert (restored := command(*arguments)).code == 0, restored
+    table = fixture.source.metastore.table(into, "events")
+    place = Path(urlsplit(str(table.location)).path)
+    iceberg = StaticTable.from_metadata(table.parameters["metadata_location"])
+    assert [ids(place), iceberg.scan().to_arrow()["id"].to_pylist()] == [[0], [0]]
+    assert urlsplit(iceberg.metadata.location).path == str(place)

@@ -6,7 +6,7 @@ module and a row of `FORMATS`.
 
 from __future__ import annotations
 
-from replicator.core.formats.delta_table import DELTA
+from replicator.core.formats.delta_table import DELTA, UNIFORM
 from replicator.core.formats.hudi_table import HUDI
 from replicator.core.formats.iceberg_table import ICEBERG, ICEBERG_VIEW
 from replicator.core.formats.interface import Signs, TableFormat
@@ -28,7 +28,7 @@ __all__ = [
     "pointer_of",
 ]
 
-_IN_ORDER = (PLAIN, INDEX, ICEBERG, ICEBERG_VIEW, DELTA, HUDI, PAIMON, SYMLINK, TRANSACTIONAL, OTHER_SYSTEM)
+_IN_ORDER = (PLAIN, INDEX, ICEBERG, ICEBERG_VIEW, UNIFORM, DELTA, HUDI, PAIMON, SYMLINK, TRANSACTIONAL, OTHER_SYSTEM)
 """A table without a type is of the first format that recognises it, else plain."""
 
 _NAMED = [each for each in _IN_ORDER if each.names_metadata]
@@ -38,12 +38,13 @@ FORMATS: dict[str, TableFormat] = {each.name: each for each in _IN_ORDER}
 def format_of(table: Table) -> TableFormat:
     """Returns a table's format, regardless of case: by the type that a catalog or Spark gave it, which counts first,
     or by other properties, storage handler and input format. Of the two types Delta counts: UniForm gives a Delta table
-    an Iceberg table's type and pointer, too."""
+    an Iceberg table's type, too."""
     signs = Signs(table)
-    fitting = [each for each in _IN_ORDER if each.of_views in (None, table.is_view)]
+    fitting = [each for each in _IN_ORDER if each.of_views in (None, table.is_view) and each is not UNIFORM]
     types = sorted(filter(None, signs.types), key=lambda given: given not in DELTA.types)
     typed = (each for given in types for each in fitting if given in each.types)
-    return next(typed, None) or next((each for each in fitting if each.recognises(signs)), PLAIN)
+    found = next(typed, None) or next((each for each in fitting if each.recognises(signs)), PLAIN)
+    return UNIFORM if found is DELTA and UNIFORM.recognises(signs) else found
 
 
 def pointer_of(table: Table) -> str:

@@ -1,12 +1,14 @@
 """Delta tables: copied with their log, which is published after all data, in the order of its versions.
 
 A log names files of other tables, as shallow clones do, by absolute paths. They are translated, if the load has these
-tables, too.
+tables, too. UniForm (`delta.universalFormat.enabledFormats`) writes Iceberg metadata beside the log, and gives the
+table in the metastore the type and the pointer of an Iceberg table: such a table has a format of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,12 +21,15 @@ from cmroot.store import delta, iceberg
 from cmroot.store.delta import LAST, LOG, checkpoint_version, commit_version, is_whole, named_files, rank
 from cmroot.store.place import join, located, name_of, parent, relative
 from cmroot.store.spelling import refuse_credentials
+from replicator.core.formats import iceberg_tree
+from replicator.core.formats.iceberg_table import ICEBERG
 from replicator.core.formats.interface import (
     Captured,
     Compared,
     Loading,
     NamedFiles,
     Removals,
+    Signs,
     TableFile,
     TableFormat,
     publish_in_order,
@@ -63,7 +68,7 @@ class DeltaTable(TableFormat):
         return self.commit_version(path) is not None
 
     def names_source(self, path: str) -> bool:
-        return iceberg.in_tree(path) and iceberg.is_metadata(path)  # by UniForm: the Iceberg metadata of the table
+        return iceberg.in_tree(path) and iceberg.is_metadata(path)  # of UniForm, without a pointer in the metastore
 
     def translated(self, file: TableFile, load: Loading) -> bytes | None:
         """Translates a file of the log; it stays if its bytes are not available, or damaged."""
@@ -116,6 +121,67 @@ class DeltaTable(TableFormat):
             here, there = map(pair.read, pair.both(path))
             if here is not None and there is not None and not _is_translated(path, here, there, pair):
                 pair.differs("file content", path, "the source's, translated", "another content")
+
+
+@dataclass(frozen=True)
+class UniformTable(DeltaTable):
+    """The format of Delta tables with Iceberg metadata: the log as Delta's, the tree as Iceberg's. The log is published
+    last, since it names no file of the tree."""
+
+    def recognises(self, signs: Signs) -> bool:
+        return signs.types[0] in ICEBERG.types and bool(self.pointer(signs.table))
+
+    def pointer(self, table: Table) -> str:
+        return ICEBERG.pointer(table)
+
+    def log_problems(self, captured: Captured) -> Iterator[str]:
+        yield from super().log_problems(captured)
+        pointer, location = self.pointer(captured.table), captured.table.location or "/"
+        own = relative(pointer, location) or ""
+        tree = captured.files(iceberg.DIRECTORY, own)
+        if own not in tree:
+            yield f"{self.said}: its metadata file {pointer} was not found in the directory {iceberg.DIRECTORY}"
+        for path, problem in tree.items():
+            if iceberg_tree.leads_on(path, own) and (why := problem(_examine_tree)):
+                yield f"{self.said}: {why}"
+
+    def waits(self, path: str) -> bool:
+        return super().waits(path) or iceberg.in_tree(path)
+
+    def names_source(self, path: str) -> bool:
+        return False
+
+    def is_unique(self, path: str) -> bool:
+        return iceberg.in_tree(path)
+
+    def publish(self, files: Sequence[TableFile], load: Loading) -> None:
+        logs = [file for file in files if _BELOW in file.target]
+        ICEBERG.publish([file for file in files if _BELOW not in file.target], load)
+        super().publish(logs, load)
+
+    # ---- comparisons -------------------------------------------------------------------------------------------------
+
+    def compare_translated(self, paths: Sequence[str], pair: Compared) -> None:
+        ICEBERG.compare_translated([path for path in paths if iceberg.in_tree(path)], pair)
+        for path in (path for path in paths if not iceberg.in_tree(path)):
+            here, there = map(pair.read, pair.both(path))
+            if here is None or there is None or (here != there and not _is_translated(path, here, there, pair)):
+                pair.differs("file content", path, "the source's, translated", "another content")
+
+    def check(self, pair: Compared) -> None:
+        super().check(pair)
+        ICEBERG.check(pair)
+
+
+def _examine_tree(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
+    """Returns why a file of a tree cannot be translated. Adds nothing: captures list the table's directory."""
+    data, found = stream.read(), list[tuple[str, str, bool]]()
+    if why := iceberg_tree.examine(path, location, io.BytesIO(data), found):
+        return why
+    if any(each.kind in ("deletes", "vectors") for each in iceberg.references(path, data)):
+        return f"its file {path} lists files with deleted rows"
+    outside = (f"its file {join(store, own)} is outside of its location" for store, own, _ in found if store)
+    return next(outside, "")
 
 
 def _examine(path: str, location: str, stream: BinaryIO, named: NamedFiles) -> str:
@@ -173,6 +239,23 @@ def _named(location: str, files: Iterable[str], open_file: Callable[[str], Binar
     return named_files(names, lambda name: open_file(join(location, f"{LOG}/{name}")))
 
 
+UNIFORM = with_log(
+    UniformTable(
+        "delta-iceberg",
+        "a Delta table with Iceberg metadata",
+        "Delta with Iceberg metadata",
+        of_views=False,
+        own_columns=True,
+        reads_log=True,
+        log=LOG,
+        commits=(LOG,),
+        paths=f"{LOG}/|{ICEBERG.paths}",
+        special=True,
+        translates=True,
+        removals=Removals.METADATA,
+        switches_itself=True,
+    )
+)
 DELTA = with_log(
     DeltaTable(
         "delta",

@@ -30,7 +30,7 @@ from cmroot.store.delta import LOG
 from cmroot.store.listing import FileState
 from cmroot.store.place import join, located, name_of, normal
 from replicator.core.formats import format_of
-from replicator.core.formats.delta_table import COORDINATED, DELTA
+from replicator.core.formats.delta_table import COORDINATED, DeltaTable
 from replicator.core.grouping import batched
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
@@ -318,7 +318,7 @@ def shown_by(metastore: MetastoreReader, own: str, paths: Collection[str]) -> st
             for names in batched(metastore.table_names(db), 1000):
                 for table in metastore.tables(db, names, {}):
                     name = f"{table.db}.{table.name}"
-                    if name == own or format_of(table) is not DELTA:
+                    if name == own or not isinstance(format_of(table), DeltaTable):
                         continue
                     with suppress(Unsearchable, FormatError, UnknownPlace, OSError):
                         if not files_at_version(location_of(table)).isdisjoint(paths):

@@ -24,8 +24,6 @@ from cmroot.store.place import Place, join, located
 from replicator.core.formats import format_of, pointer_of
 from replicator.core.formats.delta_table import COORDINATED, DELTA
 from replicator.core.formats.hudi_table import HUDI
-from replicator.core.formats.iceberg_table import ICEBERG
-from replicator.core.formats.interface import Signs
 from replicator.core.model import Table
 from replicator.core.named_files import ON_NODES, is_on_nodes
 from replicator.errors import Error
@@ -83,8 +81,6 @@ def past_states(metastore: MetastoreReader, table: Table, now: datetime, grace: 
     """Returns all states of a table. Raises Error for metadata that cannot be read, or a table whose states cannot end;
     OSError."""
     if format_of(table) is DELTA:
-        if Signs(table).types[0] in ICEBERG.types:  # by UniForm
-            raise Error(f"{DELTA.said} with Iceberg metadata, which names the files of its versions, too")
         return _versions(metastore, table, now, grace)
     if format_of(table) is HUDI:
         place = place_of(metastore, table)
