@@ -1,8 +1,8 @@
 """Delta tables: copied with their log, which is published after all data, in the order of its versions.
 
 A log names files of other tables, as shallow clones do, by absolute paths. They are translated, if the load has these
-tables, too. UniForm (`delta.universalFormat.enabledFormats`) writes Iceberg metadata beside the log, and gives the
-table in the metastore the type and the pointer of an Iceberg table: such a table has a format of its own.
+tables, too. UniForm (`delta.universalFormat.enabledFormats`) writes Iceberg metadata for the same files, and gives
+the table in the metastore the type and the pointer of an Iceberg table: such a table has a format of its own.
 """
 
 from __future__ import annotations
