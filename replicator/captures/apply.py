@@ -224,10 +224,10 @@ class Fold(Inventory):
 
     def _note_format(self, table: Table, at: int) -> None:
         found, table_id = format_of(table), self._table_id(table.db, table.name)
-        before = self._db.execute("DELETE FROM formats WHERE table_id = ? RETURNING format", (table_id,)).fetchone()
+        was = self._db.execute("DELETE FROM formats WHERE table_id = ? RETURNING format", (table_id,)).fetchone()
         if not found.is_plain:
             self._db.execute("INSERT INTO formats VALUES (?, ?)", (table_id, found.name))
-        if at and (old := FORMATS[before[0]] if before else PLAIN) is not found:
+        if at and (old := FORMATS[was[0]] if was else PLAIN) is not found and (old.translates or found.translates):
             self._record_again(table_id or 0, [each for each in (old, found) if each.translates], at)
 
     def _record_again(self, table_id: int, formats: Sequence[TableFormat], at: int) -> None:

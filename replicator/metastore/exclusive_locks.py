@@ -6,13 +6,13 @@ server ends locks that get no heartbeat (hive.txn.timeout, 300 s), also those of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Event, Thread
 
 from replicator.core.formats import is_transactional
 from replicator.core.grouping import batched
-from replicator.core.model import Part
+from replicator.core.model import Name, Part
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.metastore.transactions import OWNER
@@ -77,13 +77,16 @@ class ExclusiveLocks:
 
 
 @contextmanager
-def locked(metastore: Metastore, parts: Collection[Part]) -> Iterator[ExclusiveLocks]:
+def locked(metastore: Metastore, parts: Iterable[Part]) -> Iterator[ExclusiveLocks]:
     """Holds exclusive locks on those parts that are of transactional tables; others need none."""
+    tables: dict[Name, dict[Part, None]] = {}
+    for part in parts:
+        tables.setdefault(part[:2], {})[part] = None
     with ExitStack() as stack:
         locks = ExclusiveLocks(metastore, stack, OWNER)
-        names = dict.fromkeys(part[:2] for part in parts)
-        transactional = {name for name in names if _is_transactional(metastore, *name)}
-        locks.take(dict.fromkeys(part for part in parts if part[:2] in transactional))
+        for name, some in tables.items():  # one by one: an error is about one table
+            if _is_transactional(metastore, *name):
+                locks.take(some)
         stack.enter_context(locks.beating())
         yield locks
 

@@ -449,7 +449,7 @@ def test_a_policy_brings_tables_that_an_earlier_release_left_out(pair: Lab) -> N
 
 
 def test_metadata_that_was_captured_before_its_pointer_is_translated(fixture: Lab) -> None:
-    """As `migrate` leaves it: until the metastore has the pointer, its files are those of a plain table."""
+    """`migrate` writes metadata before it sets the pointer: a capture between sees a plain table with more files."""
     fixture.source.table("t", kind=EXTERNAL)
     own = catalog(fixture.source_uri).create_table(
         f"{fixture.db('other').name}.t", SCHEMA, location=f"file://{fixture.source.home}/t"
@@ -460,3 +460,7 @@ def test_metadata_that_was_captured_before_its_pointer_is_translated(fixture: La
     replicated(fixture)
     assert shown(replica(fixture)) == [1, 2]
     is_same(fixture)
+    event, into = fixture.source.metastore.current_event_id(), f"{fixture.name}_then"
+    arguments = ["restore", "--cmroot", str(fixture.cmroot), "--db", fixture.name, "--to", str(event), "--into", into]
+    assert command(*arguments, "--target", fixture.source_uri, "--engine", "local").code == 0
+    assert shown(catalog(fixture.source_uri).load_table(f"{into}.t")) == [1, 2]

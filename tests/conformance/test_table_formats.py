@@ -402,7 +402,7 @@ def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its
     marked = fixture.target.metastore.table(fixture.name, "lake").parameters
     assert "Paimon" in marked["replicator.left.out"]
 
-    # an increment would lack what was left out since
+    # an increment would not bring what earlier loads left out
     table = fixture.source.metastore.table(fixture.name, "lake")
     parameters = {key: value for key, value in table.parameters.items() if key not in PAIMON}
     fixture.source.metastore.alter_table(fixture.name, "lake", msgspec.structs.replace(table, parameters=parameters))

@@ -38,13 +38,14 @@ FORMATS: dict[str, TableFormat] = {each.name: each for each in _IN_ORDER}
 def format_of(table: Table) -> TableFormat:
     """Returns a table's format, regardless of case: by the type that a catalog or Spark gave it, which counts first,
     or by other properties, storage handler and input format. Of the two types Delta counts: UniForm gives a Delta table
-    an Iceberg table's type, too."""
+    an Iceberg table's type, too, and its pointer."""
     signs = Signs(table)
-    fitting = [each for each in _IN_ORDER if each.of_views in (None, table.is_view) and each is not UNIFORM]
+    if UNIFORM.recognises(signs):
+        return UNIFORM
+    fitting = [each for each in _IN_ORDER if each.of_views in (None, table.is_view)]
     types = sorted(filter(None, signs.types), key=lambda given: given not in DELTA.types)
     typed = (each for given in types for each in fitting if given in each.types)
-    found = next(typed, None) or next((each for each in fitting if each.recognises(signs)), PLAIN)
-    return UNIFORM if found is DELTA and UNIFORM.recognises(signs) else found
+    return next(typed, None) or next((each for each in fitting if each.recognises(signs)), PLAIN)
 
 
 def pointer_of(table: Table) -> str:

@@ -43,12 +43,18 @@ PARTITIONED = (
     "a Delta table with partitions in the metastore, as after CONVERT TO DELTA: captures list these, not its log and "
     "its new ones; drop it there, and create it by its location"
 )
+DROPPED = "a Delta table with Iceberg metadata: dropping it as an Iceberg table deletes its files"
 _BELOW = f"/{LOG}/"
 
 
 @dataclass(frozen=True)
 class DeltaTable(TableFormat):
     """The format. Commits of other writers on a target are recognised by their bytes."""
+
+    own_columns: bool = True
+    reads_log: bool = True
+    log: str = LOG
+    commits: tuple[str, ...] = (LOG,)
 
     def why_left_out(self, table: Table) -> str:
         return PARTITIONED if table.is_partitioned else ""
@@ -59,10 +65,10 @@ class DeltaTable(TableFormat):
                 yield why
 
     def waits(self, path: str) -> bool:
-        return _BELOW in path or path.startswith(_BELOW[1:])
+        return _in_log(path)
 
     def commit_version(self, path: str) -> int | None:
-        return commit_version(path) if self.waits(path) else None
+        return commit_version(path) if _in_log(path) else None
 
     def is_commit(self, path: str) -> bool:
         return self.commit_version(path) is not None
@@ -72,7 +78,7 @@ class DeltaTable(TableFormat):
 
     def translated(self, file: TableFile, load: Loading) -> bytes | None:
         """Translates a file of the log; it stays if its bytes are not available, or damaged."""
-        if not load.names_others or not self.waits(file.target) or (data := load.recorded(file)) is None:
+        if not load.names_others or not _in_log(file.target) or (data := load.recorded(file)) is None:
             return None
         with contextlib.suppress(delta.Unreadable):
             content = delta.translated(file.target, data, load.move_uri, lambda name: _size(_log_of(file), name))
@@ -91,7 +97,7 @@ class DeltaTable(TableFormat):
     # ---- comparisons -------------------------------------------------------------------------------------------------
 
     def is_translation(self, path: str, pair: Compared) -> bool:
-        if not self.waits(path):
+        if not _in_log(path):
             return False
         here, there = map(pair.read, pair.both(path))
         return here is not None and there is not None and _is_translated(path, here, there, pair)
@@ -117,7 +123,7 @@ class DeltaTable(TableFormat):
         for directory, names in others.items():
             for name in sorted(names.difference(located(directory).list())):
                 pair.differs("file missing", join(directory, name), "named by the last version", None)
-        for path in filter(self.waits, pair.files if any(map(is_whole, named)) else ()):
+        for path in filter(_in_log, pair.files if any(map(is_whole, named)) else ()):
             here, there = map(pair.read, pair.both(path))
             if here is not None and there is not None and not _is_translated(path, here, there, pair):
                 pair.differs("file content", path, "the source's, translated", "another content")
@@ -129,7 +135,8 @@ class UniformTable(DeltaTable):
     last, since it names no file of the tree."""
 
     def recognises(self, signs: Signs) -> bool:
-        return signs.types[0] in ICEBERG.types and bool(self.pointer(signs.table))
+        both = {*signs.types} == {*DELTA.types, *ICEBERG.types}
+        return both and not signs.table.is_view and bool(self.pointer(signs.table))
 
     def pointer(self, table: Table) -> str:
         return ICEBERG.pointer(table)
@@ -146,7 +153,7 @@ class UniformTable(DeltaTable):
                 yield f"{self.said}: {why}"
 
     def waits(self, path: str) -> bool:
-        return super().waits(path) or iceberg.in_tree(path)
+        return _in_log(path) or iceberg.in_tree(path)
 
     def names_source(self, path: str) -> bool:
         return False
@@ -155,9 +162,8 @@ class UniformTable(DeltaTable):
         return iceberg.in_tree(path)
 
     def publish(self, files: Sequence[TableFile], load: Loading) -> None:
-        logs = [file for file in files if _BELOW in file.target]
-        ICEBERG.publish([file for file in files if _BELOW not in file.target], load)
-        super().publish(logs, load)
+        ICEBERG.publish([file for file in files if not _in_log(file.target)], load)
+        super().publish([file for file in files if _in_log(file.target)], load)
 
     # ---- comparisons -------------------------------------------------------------------------------------------------
 
@@ -220,6 +226,10 @@ def _size(directory: str, name: str) -> int:
     return located(join(directory, f"{LOG}/{name}")).size()
 
 
+def _in_log(path: str) -> bool:
+    return _BELOW in path or path.startswith(_BELOW[1:])
+
+
 def _log_of(file: TableFile) -> str:
     return file.target[: file.target.rindex(_BELOW)]
 
@@ -245,10 +255,8 @@ UNIFORM = with_log(
         "a Delta table with Iceberg metadata",
         "Delta with Iceberg metadata",
         of_views=False,
-        own_columns=True,
-        reads_log=True,
-        log=LOG,
-        commits=(LOG,),
+        no_shadow=DROPPED,
+        no_housekeeping=DROPPED,
         paths=f"{LOG}/|{ICEBERG.paths}",
         special=True,
         translates=True,
@@ -263,11 +271,7 @@ DELTA = with_log(
         "Delta",
         types=("delta",),
         readers=("io.delta.",),
-        own_columns=True,
-        reads_log=True,
         expires=True,
-        log=LOG,
-        commits=(LOG,),
         paths=f"{LOG}/",
         everywhere=True,
         removals=Removals.LOG,

@@ -163,7 +163,7 @@ class Cleaning:
         changes = [change for each in page.staying if (change := self._stays(each, now))]
         begun = [_after(each.item, now, begun=each.item.begun or event) for each in page.going]
         self._settle([*changes, *begun])
-        with locked(self.metastore, [_part(each) for each in page.going if each.drops]) as locks:
+        with locked(self.metastore, (_part(each) for each in page.going if each.drops)) as locks:
             self._remove(page.going, begun, locks, now)
 
     def _remove(self, going: Sequence[Going], begun: Sequence[Item], locks: ExclusiveLocks, now: int) -> None:

@@ -109,7 +109,7 @@ class Dropper:
                 note = directory / name
                 items = _decode(note.read_bytes(), str(note))
                 empty = [item for item in items if _is_empty(item.removal.path)]
-                with locked(self.metastore, [part_of(each) for each in empty]) as locks:
+                with locked(self.metastore, map(part_of, empty)) as locks:
                     free, used = parted(empty, locks)
                     dropped = self.drop(free, locks.check)
                 dropped.failed += used

@@ -122,7 +122,7 @@ class Executor:
     def _drop(self, items: Sequence[PlannedItem]) -> None:
         dropper = self.dropper
         assert dropper  # only a metastore has partitions
-        with locked(dropper.metastore, [part_of(each) for each in items]) as locks:
+        with locked(dropper.metastore, map(part_of, items)) as locks:
             free, used = parted(items, locks)
             kept, changed = dropper.unchanged(free)
             with_data = [item for item in kept if not item.keeps_data]
