@@ -33,6 +33,7 @@ from cmroot.store.listing import may_name_places
 from cmroot.store.place import Place, is_local, local_path, located, parent
 from replicator.core.formats import FORMATS, of_metadata
 from replicator.core.formats.interface import Removals, TableFormat
+from replicator.core.model import Name
 from replicator.core.named_files import NAMED
 from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error, FormatError
@@ -105,7 +106,8 @@ class CopyReport(CopyCounts):
     dump with files that remain to be published; `lacking`: rights of replaced files that new ones lack, one text for
     each table of the target; `foreign`: commits on the target by other writers, each with its format in messages;
     `naming`: copied files that name places of the source, at most MISSING_SHOWN, more are counted. files_seen,
-    bytes_seen: all files that the task has processed. copies: by comparison, files and bytes to copy by directory."""
+    bytes_seen: all files that the task has processed. copies: by comparison, files and bytes to copy by directory.
+    `late`: tables of the target with files to remove late, see CopyTask; None: with files of no table."""
 
     files_removed: int = 0
     files_seen: int = 0
@@ -118,6 +120,7 @@ class CopyReport(CopyCounts):
     naming: list[Naming] = field(default_factory=list)
     lacking: dict[tuple[str, str], str] = field(default_factory=dict)
     copies: dict[str, tuple[int, int]] = field(default_factory=dict)
+    late: set[Name | None] = field(default_factory=set)
 
     def note_naming(self, naming: Naming | None) -> None:
         """Counts a file that names a place of the source."""
@@ -141,6 +144,7 @@ class CopyReport(CopyCounts):
         self.naming_count += other.naming_count
         self.naming = (self.naming + other.naming)[:MISSING_SHOWN]
         self.lacking |= other.lacking
+        self.late |= other.late
         for directory, (files, size) in other.copies.items():
             self.note_copy(directory, files, size)
 
@@ -151,12 +155,15 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
     report, tables = CopyReport(), TableDirectories.of(homes, task.rules)
     if task.purpose == REMOVE:
-        late = _late(homes, task.rules)
-        of_pass = (each for each in removed if bool(directory_of(each, late)) == task.late) if late else removed
-        mine_removed = list(of_pass)[task.share :: task.shares]
-        for target in mine_removed:
-            fence.check()
-            report.files_removed += remove_file(target, task.roots, private=task.private)
+        late, mine_removed = _late(homes, task.rules), list[str]()
+        for target in removed[task.share :: task.shares]:
+            if key := late.get(directory_of(target, late)):
+                owner = task.rules.object_at(*key[:4])
+                report.late.add(owner[0] if owner else None)
+            if bool(key) == task.late:
+                fence.check()
+                report.files_removed += remove_file(target, task.roots, private=task.private)
+                mine_removed.append(target)
         remove_emptied(mine_removed, homes)
         return report
     if task.purpose == COPY:

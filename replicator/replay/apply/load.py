@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time as clocks
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -147,7 +148,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
             late = prune(replay, Removals.LOG)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
-            _commit(replay, commit, details, outcome)
+            _commit(replay, commit, details, copied.late, outcome)
             rest = plan.stays.found or plan.stays.lacking
             stays = plan.stays.not_replicated(plan.placement.databases) if rest else []
             outcome.not_replicated = merged(stays, plan.not_replicated, commit.dangling())
@@ -197,9 +198,13 @@ def _has_details(plan: Plan) -> bool:
 
 
 def _commit(
-    replay: Replay, commit: Commit, details: tuple[ConstraintCommit, GrantCommit] | None, outcome: Loaded
+    replay: Replay,
+    commit: Commit,
+    details: tuple[ConstraintCommit, GrantCommit] | None,
+    late: Collection[Name | None],
+    outcome: Loaded,
 ) -> None:
-    """details: None if neither constraints nor grants change."""
+    """details: None if neither constraints nor grants change. late: tables with files that are removed last."""
     began, plan, progress = clocks.monotonic(), replay.plan, replay.runtime.progress
     commit.databases()
     if details:
@@ -218,11 +223,11 @@ def _commit(
     _functions(replay, commit)
     commit.recycle_left()
     end_transactions(plan, replay.target)
-    with without_readers(plan, replay.target):
+    with without_readers(plan, replay.target, late):
         last = prune(replay, Removals.METADATA)
         outcome.files_removed += last.files
         outcome.warnings += last.warnings
-        outcome.files_removed += remove_late(replay)
+        outcome.files_removed += remove_late(replay) if late else 0
     commit.drop_databases()
     if plan.named:
         look_again(replay)

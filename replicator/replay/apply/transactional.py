@@ -9,7 +9,7 @@ a later load ends them. Every step may run twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -100,15 +100,18 @@ def end_transactions(plan: Plan, target: Metastore) -> None:
 
 
 @contextmanager
-def without_readers(plan: Plan, target: Metastore, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
+def without_readers(
+    plan: Plan, target: Metastore, late: Container[Name | None], wait: Callable[[float], None] = time.sleep
+) -> Iterator[None]:
     """Keeps queries of the target away while a load removes files of transactional tables, which they may have listed:
     waits for those that have begun before, as Hive's own cleaner does, for at most PATIENCE seconds, and then locks the
-    tables until the end of the block. A table that is in use for LOCKING seconds more stays unlocked."""
+    tables until the end of the block. A table that is in use for LOCKING seconds more stays unlocked. late: tables of
+    whose files the source has removed some."""
     parts: list[Part] = [
         (*step.name, "")
         for step in plan.tables
         if (step.exists or step.begins_again) and step.table and is_transactional(step.table)
-        if plan.transactions and (plan.metadata.removed or step.prune)
+        if plan.transactions and (step.name in late or step.prune)
     ]
     with ExitStack() as stack:
         if parts:

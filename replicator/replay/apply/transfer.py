@@ -22,7 +22,6 @@ from cmroot.store.place import give_rights, is_local, join, local_path, located,
 from cmroot.store.s3 import RENAMING
 from cmroot.store.spelling import scheme
 from replicator.core.formats import format_of, pointer_of
-from replicator.core.formats.interface import Removals
 from replicator.core.grouping import batched
 from replicator.core.model import Name, Partition, Table
 from replicator.core.text import count_text
@@ -74,17 +73,13 @@ def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool
         _sync(plan)
     if replay.reader.metadata.removed:
         check()
-        report.files_removed = run_files(replay, REMOVE).files_removed
+        report.add(run_files(replay, REMOVE))
     return report
 
 
 def remove_late(replay: Replay) -> int:
     """Recycles files that the source removed and to which pointers or write ids no longer lead (see `copy_files`).
     Returns how many. May run twice."""
-    tables = [step.table for step in replay.plan.tables if step.table]
-    late = any(format_of(table).removals is Removals.METADATA for table in tables)
-    if not (replay.reader.metadata.removed and late):
-        return 0
     return run_files(replay, REMOVE, late=True).files_removed
 
 
