@@ -26,7 +26,7 @@ from replicator.metastore.events.facts import Rename, followed
 from replicator.metastore.events.record import ChangeRecord, partition_names
 
 HAS_OUTSIDE = f"IN ({', '.join(repr(each.name) for each in FORMATS.values() if each.has_outside)})"
-_OF_TABLE = ("constraints", "parents", "grants", "named_files", "write_ids", "walks")
+_OF_TABLE = ("constraints", "parents", "grants", "named_files", "write_ids", "walks", "sound")
 _RELIST = f"UPDATE tables SET listed = 0 WHERE id IN (SELECT table_id FROM formats WHERE format {HAS_OUTSIDE})"
 _FORGET = """DELETE FROM {} WHERE (location, checksum) IN
   (SELECT e.location, e.checksum FROM tables t JOIN tree e ON e.location = t.location WHERE t.id = ?)"""

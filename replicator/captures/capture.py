@@ -134,6 +134,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 if options.scan and options.compare and limit is not None and not run.holed:
                     run.scan.some(limit, deep=options.deep)
                 elif options.scan or run.holed:
+                    run.transactions.everything = True
                     looked += run.scan.everything(compare=options.compare or run.holed, deep=options.deep or run.holed)
                 run.settle([parse_name(text) for text in options.empty], named=options.scan or run.holed)
                 if options.grants and (run.holed or (options.scan and options.compare)):
@@ -196,7 +197,7 @@ class _Run:
         self._contents = Contents(self._log, root.place, runtime, keepers)
         allowed = (*source.outside_directories(), *options.outside)
         self._outside = OutsideFiles(self._log, self._contents, runtime, allowed)
-        self._transactions = Transactions(source, self._log)
+        self.transactions = Transactions(source, self._log)
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
@@ -261,7 +262,7 @@ class _Run:
         )
 
     def _fold_event(self, event: NotificationEvent) -> bool:
-        self._transactions.note(event)
+        self.transactions.note(event)
         decoded = decode(event)
         concerned = False
         for change in changes_in_scope(decoded.change, self._manifest.scope()):
@@ -372,15 +373,15 @@ class _Run:
 
     def _list(self) -> list[tuple[DataObject, str]]:
         """Lists the objects that may have changed. Returns those that cannot be read, with the reason."""
-        self._transactions.look()
+        self.transactions.look()
         for _ in range(ROUNDS):
-            missing = self._contents.list_changed(self._transactions.states)
+            missing = self._contents.list_changed(self.transactions.state)
             if not (unclear := self._contents.unclear):
                 return missing
-            if self._transactions.passed(unclear):
+            if self.transactions.passed(unclear):
                 self.read()  # what ended until the newer moment is named by events
                 self._refresh()
-                self._transactions.look(again=True)
+                self.transactions.look(again=True)
             else:
                 self._contents.judge_open()
         return missing + [(obj, "it was compacted again and again while it was read") for obj in unclear]
@@ -434,7 +435,7 @@ class _Run:
         remember_objects(self._manifest, objects)
         self.report.not_replicated += [*objects, *unread_files(self._manifest).values()]
         self._contents.remember_unnamed()
-        self._transactions.remember()
+        self.transactions.remember()
         self.report.unknown, self.report.unknown_kinds = self._unread.listed(), dict(self._unread.kinds)
         self._log.publish(self._contents.keepers.names, self._sight)
         self._intercepts.finish()

@@ -6,7 +6,7 @@ A task's work on its objects is in `object_listing`; the ways to retain bytes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 
 import pyarrow as pa
@@ -59,7 +59,7 @@ class Contents:
             (*each.object.split(".", 1), each.partition) for each in remembered(log.manifest)
         }  # objects that had such files
         self._list_batch = LIST_BATCH  # smaller if objects have many files
-        self._states: Mapping[tuple[str, str], State] = {}
+        self._state_of: Callable[[str, str], State | None] = lambda *_: None
         self._open: dict[tuple[int, int], frozenset[str]] = {}
         self.unclear: dict[DataObject, frozenset[str]] = {}
         self.trees = Trees(log, root, runtime, self.record)
@@ -101,11 +101,11 @@ class Contents:
 
     # ---- files in directories ---------------------------------------------------------------------------------------
 
-    def list_changed(self, states: Mapping[tuple[str, str], State]) -> list[tuple[DataObject, str]]:
+    def list_changed(self, state_of: Callable[[str, str], State | None]) -> list[tuple[DataObject, str]]:
         """Lists every object whose files may have changed. Returns the objects whose directory cannot be read, with the
-        reason; they remain unlisted, as do `unclear` ones: transactional ones whose write ids are too old. states:
-        write ids of transactional tables."""
-        self._states, self.unclear = states, {}
+        reason; they remain unlisted, as do `unclear` ones: transactional ones whose write ids are too old. state_of:
+        returns the write ids of a table, None if it has none."""
+        self._state_of, self.unclear = state_of, {}
         if not self._log.manifest.unlisted_count():
             return []
         missing: list[tuple[DataObject, str]] = []
@@ -216,7 +216,7 @@ class Contents:
         """Returns, by index, the states of objects of transactional tables, and their directories of open writers."""
         states, opened = dict[int, State](), dict[int, frozenset[str]]()
         for index, obj in enumerate(objects):
-            if (state := self._states.get((obj.db, obj.table))) is not None and not obj.root:
+            if (state := self._state_of(obj.db, obj.table)) is not None and not obj.root:
                 states[index] = state
                 opened[index] = self._open.get((obj.table_id, obj.partition_id), frozenset())
         return states, opened

@@ -4,7 +4,7 @@ delete files of Iceberg tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -292,6 +292,11 @@ def _noted(manifest: Manifest) -> dict[int, dict[str, str]] | None:
     """Returns what `OutsideFiles.look` noted; None: no capture has looked."""
     said = manifest.recall(_KEY)
     return msgspec.json.decode(said, type=dict[int, dict[str, str]]) if said else None
+
+
+def unread_outside(manifest: Manifest) -> Collection[int]:
+    """Returns the ids of tables with files outside of their location that the last capture could not record."""
+    return _noted(manifest) or ()
 
 
 def why_outside_lacks(manifest: Manifest, db: str, name: str) -> str:

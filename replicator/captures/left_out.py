@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from cmroot.store.place import join, name_of, relative
-from replicator.captures.elsewhere import why_outside_lacks
+from replicator import __version__
+from replicator.captures.elsewhere import unread_outside, why_outside_lacks
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.captures.named_outside import named_outside
@@ -22,33 +23,43 @@ from replicator.core.model import Table
 from replicator.core.named_files import NAMED, resource_file
 from replicator.core.not_replicated import NotReplicated
 
+_FORMATS = """SELECT t.id, t.name, x.format, s.release IS ? FROM formats x JOIN tables t ON t.id = x.table_id
+  LEFT JOIN sound s ON s.table_id = t.id WHERE t.db = ? ORDER BY t.name"""
+
 
 def left_out(
     manifest: Manifest, root: str, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """Returns the tables of some databases at the manifest's position that are not replicated: "db.table" -> the
     reason; and those whose logs name files by absolute paths (see `named_outside`). `root`: the `$cmroot` that retains
-    the bytes of their logs; `holds`: selects tables (db, name)."""
-    databases, found, has_logs = list(databases), dict[str, str](), False
+    the bytes of their logs; `holds`: selects tables (db, name). A table without a problem is judged again after a
+    record about it; views, and tables with files outside of their location that cannot be read, each time."""
+    databases, found, sound, unread = list(databases), dict[str, str](), list[int](), unread_outside(manifest)
     for db in databases:
-        for name, format in manifest.formats(db).items():
-            has_logs = has_logs or bool(FORMATS[format].log)
-            if holds((db, name)) and (table := manifest.table(db, name)) is not None:
+        for table_id, name, format, is_sound in manifest.select(_FORMATS, __version__, db):
+            if (is_sound and table_id not in unread) or not holds((db, name)):
+                continue
+            if (table := manifest.table(db, name)) is not None:
                 known = KnownTable(manifest, root, table)
                 if reason := next(FORMATS[format].problems(known), ""):
                     found[f"{db}.{name}"] = reason
-    return found, named_outside(manifest, databases, holds, found) if has_logs else {}
+                elif not table.is_view:
+                    sound.append(table_id)
+    manifest.change("INSERT OR REPLACE INTO sound VALUES (?, ?)", *((table_id, __version__) for table_id in sound))
+    return found, named_outside(manifest, databases, holds, found)
 
 
 def transactional(
     manifest: Manifest, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
 ) -> list[str]:
     """Returns the transactional tables that are replicated if the target has write ids, as "db.table"."""
+    query = """SELECT t.name, x.format FROM write_ids w JOIN formats x ON x.table_id = w.table_id
+  JOIN tables t ON t.id = w.table_id WHERE t.db = ? ORDER BY t.name"""
     return [
         f"{db}.{name}"
         for db in databases
-        for name, format in manifest.formats(db).items()
-        if FORMATS[format].write_ids and holds((db, name)) and manifest.write_ids(db, name) is not None
+        for name, format in manifest.select(query, db)
+        if FORMATS[format].write_ids and holds((db, name))
     ]
 
 

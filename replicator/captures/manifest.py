@@ -51,8 +51,8 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
 # Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in a format
-# other than Hive's, what `trees` knows, and the files that properties of a table or its partitions name, with the
-# position that named each first. Constraints are not derived: captures read them from the metastore if the
+# other than Hive's, what `trees` and `left_out` know, and the files that properties of a table or its partitions name,
+# with the position that named each first. Constraints are not derived: captures read them from the metastore if the
 # manifest does not record that they are known. Grants are of a table by its id, of a database by its name.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
@@ -68,6 +68,7 @@ CREATE TABLE IF NOT EXISTS roles (db TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stores (id INTEGER PRIMARY KEY, location TEXT UNIQUE);
 CREATE TABLE IF NOT EXISTS tree (location, checksum, store, path, leads, PRIMARY KEY (location, checksum, store, path));
 CREATE TABLE IF NOT EXISTS walks (table_id INTEGER PRIMARY KEY, top, keeper);
+CREATE TABLE IF NOT EXISTS sound (table_id INTEGER PRIMARY KEY, release);
 """
 
 
@@ -96,8 +97,7 @@ class Manifest(Inventory):
     @property
     def event(self) -> int | None:
         """The last event folded; None before the first capture."""
-        value = self.recall("event")
-        return None if value is None else int(value)
+        return None if (value := self.recall("event")) is None else int(value)
 
     def advance(self, position: int, event: int, time: int) -> None:
         """Records the position, event and time of the fold."""
@@ -131,6 +131,8 @@ class Manifest(Inventory):
     def apply(self, record: ChangeRecord) -> None:
         """Folds one record's metadata. Objects whose files may have changed become unlisted."""
         self._fold.apply(record)
+        sound = "DELETE FROM sound WHERE table_id = (SELECT id FROM tables WHERE db = ? AND name = ?)"
+        self._db.executemany(sound, record.change.tables)
 
     def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:
         """Folds file rows; see `Fold.apply_files`."""
@@ -187,10 +189,8 @@ class Manifest(Inventory):
         return DataObject(row[0], row[1], row[2], row[3], row[4], row[5] or "", row[6]) if row else None
 
     def unlisted_count(self) -> int:
-        counts = self._db.execute(
-            "SELECT (SELECT count(*) FROM tables WHERE NOT listed AND location <> ''),"
-            " (SELECT count(*) FROM partitions WHERE NOT listed AND location <> '')"
-        ).fetchone()
+        count = "(SELECT count(*) FROM {} WHERE NOT listed AND location <> '')"
+        counts = self._db.execute(f"SELECT {count.format('tables')}, {count.format('partitions')}").fetchone()
         return int(sum(counts))
 
     def unlist_objects_on_stores(

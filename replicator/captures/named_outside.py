@@ -13,11 +13,11 @@ from replicator.captures.manifest import Manifest
 from replicator.core.formats import FORMATS
 from replicator.core.formats.outside import NO_TABLE
 
-_NAMED = """SELECT o.store, min(o.path) FROM tables t
+_NAMED = """SELECT t.name, t.location, o.store, min(o.path) FROM formats x CROSS JOIN tables t ON t.id = x.table_id
   CROSS JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > ? AND f.path < ?
   CROSS JOIN tree o ON o.location = t.location AND o.checksum = f.checksum AND o.store > ''
-  WHERE t.db = ? AND t.name = ? AND EXISTS (SELECT 1 FROM tree e WHERE e.location = t.location)
-  GROUP BY o.store ORDER BY o.store"""
+  WHERE x.format = ? AND t.db = ? AND EXISTS (SELECT 1 FROM tree e WHERE e.location = t.location)
+  GROUP BY t.name, o.store ORDER BY t.name, o.store"""
 
 
 def named_outside(
@@ -48,12 +48,12 @@ def _named(
     manifest: Manifest, db: str, holds: Callable[[tuple[str, str]], bool]
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields tables with the directories that their logs name by absolute paths, each with the name of a file."""
-    for name, format in manifest.formats(db).items():
-        log, table = FORMATS[format].log, manifest.table(db, name) if holds((db, name)) else None
-        if log and table is not None and table.location:
-            home, rows = table.location, manifest.select(_NAMED, f"{log}/", f"{log}0", db, name)
-            if rows:
-                yield f"{db}.{name}", {place: path for place, path in rows if relative(place, home) is None}
+    found: dict[str, dict[str, str]] = {}
+    for format, log in ((each.name, each.log) for each in FORMATS.values() if each.log):
+        for name, home, place, path in manifest.select(_NAMED, f"{log}/", f"{log}0", format, db):
+            if holds((db, name)):
+                found.setdefault(f"{db}.{name}", {}).update({place: path} if relative(place, home) is None else {})
+    yield from sorted(found.items())
 
 
 def _owners(manifest: Manifest, databases: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,9 @@
 """Write ids of transactional tables in a capture: one moment for all tables, and the files of that moment.
 
-A capture asks for the open transactions, then for the write ids of all transactional tables as those see them, and then
+A capture asks for the open transactions, then for the write ids of transactional tables as those see them, and then
 lists directories: each holds what its name says (`cmroot.store.acid`). If a compactor has replaced directories since,
-the capture takes a newer moment. Events name the transactions: a load ends those together that a transaction of the
-source has ended, in the source's order.
+the capture takes a newer moment. Events name the tables that are written to; the others are asked for in turn. Events
+name transactions, too: a load ends those together that a transaction of the source has ended, in the source's order.
 """
 
 from __future__ import annotations
@@ -37,16 +37,24 @@ def state_of(ids: WriteIds, *, insert_only: bool) -> acid.State:
     return acid.State(ids.high, frozenset(ids.open), frozenset(ids.aborted), insert_only)
 
 
+TURN = 500  # tables that a capture asks for in turn, though no event names them: those of one call
+NEW = -1  # in place of the number of open ids
+_OPEN = f"CASE WHEN w.body IS NULL THEN {NEW} ELSE json_array_length(CAST(w.body AS TEXT), '$.ids.open') END"
+_TABLES = f"""SELECT t.id, t.db, t.name, coalesce({_OPEN}, 0) FROM scope s JOIN tables t ON t.db = s.db
+  JOIN formats x ON x.table_id = t.id LEFT JOIN write_ids w ON w.table_id = t.id WHERE x.format = ? ORDER BY t.id"""
+
+
 class _Seen(msgspec.Struct):
     """Facts of events about transactions that no record contains yet. `allocated`: database, table, write id and
-    transaction; `ended`: transaction and event."""
+    transaction; `ended`: transaction and event. `after`: the id of the last table that was asked for in turn."""
 
     allocated: list[tuple[str, str, int, int]] = []
     ended: list[tuple[int, int]] = []
+    after: int = 0
 
 
 class Transactions:
-    """The write ids of one capture. `states`: of the tables whose objects may be listed."""
+    """The write ids of one capture. `everything`: it asks for those of all tables."""
 
     def __init__(self, source: MetastoreReader, log: Recording) -> None:
         self._source, self._log, self._known = source, log, log.manifest
@@ -54,10 +62,13 @@ class Transactions:
         self._allocated: dict[Name, dict[int, int]] = {}  # write id -> transaction
         for db, table, each, transaction in seen.allocated:
             self._allocated.setdefault((db, table), {})[each] = transaction
-        self._ended = dict(seen.ended)
+        self._ended, self._after = dict(seen.ended), seen.after
         self._snapshot = ""
         self._is_old = False  # transactions have begun or ended since the snapshot
-        self.states: dict[Name, acid.State] = {}
+        self._turn: list[Name] | None = None
+        self._compacted: set[Name] = set()  # since the snapshot
+        self._states: dict[Name, acid.State | None] = {}
+        self.everything = False
 
     def note(self, event: NotificationEvent) -> None:
         """Notes the write ids that an event allocates, or the transaction that it ends."""
@@ -72,34 +83,54 @@ class Transactions:
                 ids[int(each)] = int(transaction)
 
     def look(self, *, again: bool = False) -> None:
-        """Reads the write ids of all transactional tables: as of now if it is the first call, if events about
-        transactions were noted since the last one, or with `again`; otherwise those of new tables, as of that moment.
-        So tables of all formats are captured at the moment of the last events. Records the ids that have changed: all
-        files of these tables are to be listed."""
-        tables = self._tables()
-        again, self._is_old = again or self._is_old, False
-        wanted = [name for name in tables if again or name not in self.states]
-        if not wanted or not self._source.keeps_transactions():
-            return
-        if again or not self._snapshot:
+        """Reads write ids of transactional tables: as of now if it is the first call, if events about transactions were
+        noted since the last one, or with `again`; otherwise those of new tables, as of that moment. So tables of all
+        formats are captured at the moment of the last events. Records the ids that have changed: all files of these
+        tables are to be listed.
+
+        Asks for tables that events name, that had open ids, or that are new; for the others in turn, as transactions
+        may leave no event."""
+        again, self._is_old = again or self._is_old or not self._snapshot, False
+        asked = self._asked(again=again) if self._source.keeps_transactions() else []
+        if again and asked:
             self._snapshot = self._source.snapshot()
-        found = self._source.write_ids(wanted, self._snapshot)
-        for name in wanted:
-            ids = found.get(name, WriteIds(0))
-            self.states[name] = state_of(ids, insert_only=tables[name])
-            before = self._known.write_ids(*name)
+        found = self._source.write_ids(asked, self._snapshot) if asked else {}
+        for name in asked:
+            ids, before = found.get(name, WriteIds(0)), self._known.write_ids(*name)
             if before is None or before.ids != ids:
                 self._log.observe(self._change(name, ids, before))
                 self._known.unlist_table(*name)
+            self._states.pop(name, None)
 
-    def _tables(self) -> dict[Name, bool]:
-        """Returns the captured transactional tables, and whether rows are only inserted into them."""
-        found = {}
-        for db in self._known.scope():
-            for name, format in self._known.formats(db).items():
-                if FORMATS[format].write_ids and (table := self._known.table(db, name)) and is_transactional(table):
-                    found[db, name] = is_transactional(table) == INSERT_ONLY
-        return found
+    def _asked(self, *, again: bool) -> list[Name]:
+        """Returns the tables to ask for. again: as of a new moment; otherwise only new ones."""
+        tables = self._tables()
+        if self._turn is None:
+            waiting = [row for row in tables if row[0] > self._after] + [row for row in tables if row[0] <= self._after]
+            some = waiting if self.everything else waiting[:TURN]
+            self._turn = [(db, name) for _, db, name, _ in some]
+            self._after = some[-1][0] if len(some) < len(tables) else 0
+        named = {*self._turn, *self._allocated, *self._compacted}
+        self._compacted = set()
+        wanted = [
+            (db, name) for _, db, name, opened in tables if opened == NEW or (again and (opened or (db, name) in named))
+        ]
+        return [name for name in wanted if (table := self._known.table(*name)) and is_transactional(table)]
+
+    def _tables(self) -> list[tuple[int, str, str, int]]:
+        """Returns the tables in formats with write ids: id, database, name, and how many ids are open, or NEW."""
+        formats = [each.name for each in FORMATS.values() if each.write_ids]
+        return [row for format in formats for row in self._known.select(_TABLES, format)]
+
+    def state(self, db: str, name: str) -> acid.State | None:
+        """Returns the write ids with which files of a table are captured; None if it is not transactional."""
+        if (db, name) not in self._states:
+            record = self._known.write_ids(db, name) if self._snapshot else None
+            table = self._known.table(db, name) if record else None
+            kind = is_transactional(table) if table else ""
+            ids = state_of(record.ids, insert_only=kind == INSERT_ONLY) if record and kind else None
+            self._states[db, name] = ids
+        return self._states[db, name]
 
     def _change(self, name: Name, ids: WriteIds, before: SetWriteIds | None) -> SetWriteIds:
         known = {each.id: each.transaction for each in before.written} if before else {}
@@ -118,27 +149,28 @@ class Transactions:
         """Stores what later captures need of the events."""
         allocated = [
             (*name, each, transaction)
-            for name, state in self.states.items()
-            for each, transaction in self._allocated.get(name, {}).items()
+            for name, ids in self._allocated.items()
+            if (state := self.state(*name))
+            for each, transaction in ids.items()
             if each > state.high
         ]
         waiting = {each for *_, each in allocated}
-        for name in self.states:
-            if (record := self._known.write_ids(*name)) is not None:
+        for _, db, name, opened in self._tables():
+            if opened and (record := self._known.write_ids(db, name)) is not None:
                 waiting |= {each.transaction for each in record.written if each.id in record.ids.open}
         ended = [(transaction, event) for transaction, event in self._ended.items() if transaction in waiting]
-        if allocated or ended or self._known.recall(_KEY):
-            self._known.remember(_KEY, msgspec.json.encode(_Seen(allocated, ended)).decode())
+        if allocated or ended or self._after or self._known.recall(_KEY):
+            self._known.remember(_KEY, msgspec.json.encode(_Seen(allocated, ended, self._after)).decode())
 
     def passed(self, names: Mapping[DataObject, Collection[str]]) -> bool:
         """Returns True if a newer moment, read now, has directories that the one before could not judge: a compactor
         has made them. Otherwise they are of writers that have not ended."""
-        tables = {(obj.db, obj.table) for obj in names}
+        tables = self._compacted = {(obj.db, obj.table) for obj in names}
         now = self._source.write_ids(sorted(tables), self._source.snapshot())
         for obj, some in names.items():
             name = (obj.db, obj.table)
-            ids = now.get(name, WriteIds(0))
-            state = state_of(ids, insert_only=self.states[name].insert_only)
+            ids, before = now.get(name, WriteIds(0)), self.state(*name)
+            state = state_of(ids, insert_only=before is not None and before.insert_only)
             if acid.chosen(some, state, lambda base: True).unclear != set(some):
                 return True
         return False

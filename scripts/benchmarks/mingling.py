@@ -29,6 +29,7 @@ TABLES = {"full": 20, "small": 4}  # of each format
 COMMITS = 5
 PHASES = {"bootstrap": 1.5, "one commit in a table of each format": 1.3, "idle": 1.1}
 ROWS = pa.table({"id": pa.array([1], pa.int64()), "name": ["a"]})
+IDLE = 5  # increments of nothing in a run: one is as short as what else a machine does
 SIDES = ("mingled", "plain")
 
 
@@ -45,9 +46,10 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
                 if phase.startswith("one"):
                     mingled.commit()
                     twin.follow(mingled.home)
-                for each in replicas if number % 2 == 0 else reversed(replicas):
-                    seconds = each.step(directory)
-                    took[each.side, phase] += [seconds] if number else []
+                for turn in range(IDLE if phase == "idle" else 1):
+                    for each in replicas if (number + turn) % 2 == 0 else reversed(replicas):
+                        seconds = each.step(directory)
+                        took[each.side, phase] += [seconds] if number else []
             for each in replicas:
                 each.remove()
     outcome = Outcome(["", "five formats", "plain, same files", "ratio", "wanted"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,13 @@ from names import WORKER
 from pool import Pool
 from waiting import eventually, pause, repeating
 
+from cmroot.root import create_or_open
+from replicator.captures import write_ids
+from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.manifest import open_manifest
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.formats.transactional_table import TRANSACTIONAL, UNREPLAYED, TransactionalTable
+from replicator.core.runtime import Runtime
 from replicator.metastore.client import Metastore
 from replicator.metastore.embedded.running import Running
 from replicator.policies.drill import DrillSettings, QueryEngine, drill
@@ -699,6 +706,47 @@ def test_open_transactions_of_the_source_end_on_newer_servers(newer: AcidLab) ->
     newer.insert(2)
     newer.replicate()
     newer.is_equal()
+
+
+def test_write_ids_of_tables_that_no_event_names_are_asked_for_in_turn(
+    acid: AcidLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, asked = ["t", "u", "v", "w"], list[tuple[str, str]]()
+    for name in names:
+        acid.make(name)
+    source, root = acid.source.metastore, create_or_open(str(tmp_path / "in-process"))
+    ask = source.write_ids
+    monkeypatch.setattr(write_ids, "TURN", 1)
+    monkeypatch.setattr(source, "write_ids", lambda tables, at: asked.extend(tables) or ask(tables, at))
+
+    def captured(**settings: Any) -> list[str]:
+        asked.clear()
+        about = CaptureSettings([acid.name], **settings)
+        capture(source, root, about, Runtime(AutoEngine(LocalEngine(1), LocalEngine(1), choice="local")))
+        return sorted(name for _, name in asked)
+
+    assert captured() == names
+    paced = {"scan_time": timedelta(0)}
+    assert [captured(**paced) for _ in names] == [[name] for name in names]
+    acid.insert(1, name="w")
+    assert captured(**paced) == ["t", "w"], "its turn, and a write"
+    left_open(acid, "insert into {db}.v values (80, 'open')")
+    assert captured(**paced) == ["u", "v"]
+    assert [captured(**paced) for _ in range(3)] == [["v"], ["v", "w"], ["t", "v"]]
+    with open_manifest(root) as manifest:
+        assert {name: manifest.write_ids(acid.name, name).ids for name in names} == ask_all(acid, names)  # type: ignore[union-attr]
+    acid.end_open()
+    assert captured(**paced) == ["u", "v"], "without an event of the table's own"
+    assert captured(**paced) == ["v"], "its turn"
+    assert captured(scan_time=None, paced=False) == names
+    with open_manifest(root) as manifest:
+        assert {name: manifest.write_ids(acid.name, name).ids for name in names} == ask_all(acid, names)  # type: ignore[union-attr]
+
+
+def ask_all(lab: AcidLab, names: list[str]) -> dict[str, Any]:
+    source = lab.source.metastore
+    found = source.write_ids([(lab.name, name) for name in names], source.snapshot())
+    return {name: found[lab.name, name] for name in names}
 
 
 def written_by_others(lab: AcidLab) -> None:

@@ -22,10 +22,16 @@ from lab import Lab
 from plain_tables import PlainDatabase
 from pyiceberg.table import StaticTable
 
+from cmroot.root import create_or_open
 from cmroot.store.delta import last_version, named_files
 from cmroot.store.listing import list_tree
+from replicator.captures import left_out
+from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.manifest import Manifest
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.formats import format_of, pointer_of
 from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Statistics, Table
+from replicator.core.runtime import Runtime
 from replicator.metastore.codecs import struct_to_tjson
 from replicator.metastore.embedded.running import Running
 
@@ -666,3 +672,47 @@ def test_a_delta_table_with_iceberg_metadata_is_restored(fixture: Lab, into: str
     iceberg = StaticTable.from_metadata(table.parameters["metadata_location"])
     assert [ids(place), iceberg.scan().to_arrow()["id"].to_pylist()] == [[0], [0]]
     assert urlsplit(iceberg.metadata.location).path == str(place)
+
+
+# ---- what did not change ------------------------------------------------------------------------------------------
+
+
+def test_logs_are_judged_again_only_after_a_change(
+    fixture: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = list[str]()
+
+    known = left_out.KnownTable
+
+    def judging_one(manifest: Manifest, root: str, table: Table) -> left_out.KnownTable:
+        judged.append(table.name)
+        return known(manifest, root, table)
+
+    monkeypatch.setattr(left_out, "KnownTable", judging_one)
+    root = create_or_open(str(tmp_path / "in-process"))
+    place = make_delta(fixture)
+    at = f"file://{fixture.source.home}/ice"
+    schema = pa.schema([("id", pa.int64())])
+    iceberg = catalog(fixture.source_uri).create_table(f"{fixture.name}.ice", schema, location=at)
+    fixture.source.table("hudi", {"base.parquet": "rows"}, kind=EXTERNAL)
+    fixture.source.alter("hudi", **HUDI)
+
+    def captured() -> tuple[set[str], dict[str, str]]:
+        judged.clear()
+        settings = CaptureSettings([fixture.name])
+        formats = capture(
+            fixture.source.metastore,
+            root,
+            settings,
+            Runtime(AutoEngine(LocalEngine(1), LocalEngine(1), choice="local")),
+        ).formats
+        return set(judged), {name.partition(".")[2]: why for name, why in formats.items()}
+
+    judging, found = captured()
+    assert (judging, list(found)) == ({"events", "ice", "hudi"}, ["hudi"])
+    assert captured() == ({"hudi"}, found), "one with a problem each time: its bytes may be there now"
+    iceberg.append(pa.table({"id": pa.array([1], pa.int64())}))
+    assert captured() == ({"hudi", "ice"}, found)
+    commit(place, 1).write_text(json.dumps({"protocol": {"writerFeatures": ["catalogManaged"]}}) + "\n")
+    judging, found = captured()
+    assert (judging, set(found)) == ({"hudi", "events"}, {"hudi", "events"}), found
