@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from cmroot.store.place import join, name_of, relative
-from replicator import __version__
 from replicator.captures.elsewhere import unread_outside, why_outside_lacks
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
@@ -23,7 +22,9 @@ from replicator.core.model import Table
 from replicator.core.named_files import NAMED, resource_file
 from replicator.core.not_replicated import NotReplicated
 
-_FORMATS = """SELECT t.id, t.name, x.format, s.release IS ? FROM formats x JOIN tables t ON t.id = x.table_id
+RULES = 1
+"""The version of the formats' problems: greater when a release finds others, so that all tables are judged again."""
+_FORMATS = """SELECT t.id, t.db, t.name, x.format, s.rules IS ? FROM formats x JOIN tables t ON t.id = x.table_id
   LEFT JOIN sound s ON s.table_id = t.id WHERE t.db = ? ORDER BY t.name"""
 
 
@@ -34,18 +35,21 @@ def left_out(
     reason; and those whose logs name files by absolute paths (see `named_outside`). `root`: the `$cmroot` that retains
     the bytes of their logs; `holds`: selects tables (db, name). A table without a problem is judged again after a
     record about it; views, and tables with files outside of their location that cannot be read, each time."""
-    databases, found, sound, unread = list(databases), dict[str, str](), list[int](), unread_outside(manifest)
-    for db in databases:
-        for table_id, name, format, is_sound in manifest.select(_FORMATS, __version__, db):
-            if (is_sound and table_id not in unread) or not holds((db, name)):
-                continue
-            if (table := manifest.table(db, name)) is not None:
-                known = KnownTable(manifest, root, table)
-                if reason := next(FORMATS[format].problems(known), ""):
-                    found[f"{db}.{name}"] = reason
-                elif not table.is_view:
-                    sound.append(table_id)
-    manifest.change("INSERT OR REPLACE INTO sound VALUES (?, ?)", *((table_id, __version__) for table_id in sound))
+    databases, found, sound = list(databases), dict[str, str](), list[int]()
+    rows = [row for db in databases for row in manifest.select(_FORMATS, RULES, db)]
+    if not rows:
+        return {}, {}
+    unread = unread_outside(manifest)
+    for table_id, db, name, format, is_sound in rows:
+        if (is_sound and table_id not in unread) or not holds((db, name)):
+            continue
+        if (table := manifest.table(db, name)) is not None:
+            known = KnownTable(manifest, root, table)
+            if reason := next(FORMATS[format].problems(known), ""):
+                found[f"{db}.{name}"] = reason
+            elif not table.is_view:
+                sound.append(table_id)
+    manifest.change("INSERT OR REPLACE INTO sound VALUES (?, ?)", *((table_id, RULES) for table_id in sound))
     return found, named_outside(manifest, databases, holds, found)
 
 

@@ -68,7 +68,7 @@ CREATE TABLE IF NOT EXISTS roles (db TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stores (id INTEGER PRIMARY KEY, location TEXT UNIQUE);
 CREATE TABLE IF NOT EXISTS tree (location, checksum, store, path, leads, PRIMARY KEY (location, checksum, store, path));
 CREATE TABLE IF NOT EXISTS walks (table_id INTEGER PRIMARY KEY, top, keeper);
-CREATE TABLE IF NOT EXISTS sound (table_id INTEGER PRIMARY KEY, release);
+CREATE TABLE IF NOT EXISTS sound (table_id INTEGER PRIMARY KEY, rules);
 """
 
 

@@ -33,6 +33,8 @@ _IN_ORDER = (PLAIN, INDEX, ICEBERG, ICEBERG_VIEW, UNIFORM, DELTA, HUDI, PAIMON, 
 
 _NAMED = [each for each in _IN_ORDER if each.names_metadata]
 FORMATS: dict[str, TableFormat] = {each.name: each for each in _IN_ORDER}
+_FITTING = {is_view: [each for each in _IN_ORDER if each.of_views in (None, is_view)] for is_view in (False, True)}
+_TYPED = {is_view: {type: each for each in reversed(some) for type in each.types} for is_view, some in _FITTING.items()}
 
 
 def format_of(table: Table) -> TableFormat:
@@ -42,10 +44,10 @@ def format_of(table: Table) -> TableFormat:
     signs = Signs(table)
     if UNIFORM.recognises(signs):
         return UNIFORM
-    fitting = [each for each in _IN_ORDER if each.of_views in (None, table.is_view)]
-    types = sorted(filter(None, signs.types), key=lambda given: given not in DELTA.types)
-    typed = (each for given in types for each in fitting if given in each.types)
-    return next(typed, None) or next((each for each in fitting if each.recognises(signs)), PLAIN)
+    typed = [found for given in signs.types if (found := _TYPED[table.is_view].get(given))]
+    if typed:
+        return DELTA if DELTA in typed else typed[0]
+    return next((each for each in _FITTING[table.is_view] if each.recognises(signs)), PLAIN)
 
 
 def pointer_of(table: Table) -> str:
