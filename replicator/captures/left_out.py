@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from cmroot.store.place import join, name_of, relative
@@ -34,7 +34,7 @@ def left_out(
     """Returns the tables of some databases at the manifest's position that are not replicated: "db.table" -> the
     reason; and those whose logs name files by absolute paths (see `named_outside`). `root`: the `$cmroot` that retains
     the bytes of their logs; `holds`: selects tables (db, name). A table without a problem is judged again after a
-    record about it; views, and tables with files outside of their location that cannot be read, each time."""
+    record about it; views, and tables with files that cannot be read, each time."""
     databases, found, sound = list(databases), dict[str, str](), list[int]()
     rows = [row for db in databases for row in manifest.select(_FORMATS, RULES, db)]
     if not rows:
@@ -47,7 +47,7 @@ def left_out(
             known = KnownTable(manifest, root, table)
             if reason := next(FORMATS[format].problems(known), ""):
                 found[f"{db}.{name}"] = reason
-            elif not table.is_view:
+            elif not table.is_view and not known.unread:
                 sound.append(table_id)
     manifest.change("INSERT OR REPLACE INTO sound VALUES (?, ?)", *((table_id, RULES) for table_id in sound))
     return found, named_outside(manifest, databases, holds, found)
@@ -74,11 +74,12 @@ def gaps(manifest: Manifest, tables: dict[str, str]) -> list[NotReplicated]:
 
 @dataclass(frozen=True)
 class KnownTable:
-    """A table of the manifest, for its format: `Captured`."""
+    """A table of the manifest, for its format: `Captured`. unread: files of its log whose bytes are gone."""
 
     manifest: Manifest
     root: str
     table: Table
+    unread: list[str] = field(default_factory=list)
 
     @property
     def home(self) -> str | None:
@@ -117,4 +118,5 @@ class KnownTable:
                 found = examine(path, location, stream, named)
                 remember_log_file(self.manifest, file.checksum, location, found, named)
                 return found
+        self.unread.append(path)
         return ""

@@ -2,8 +2,8 @@
 
 A capture asks for the open transactions, then for the write ids of transactional tables as those see them, and then
 lists directories: each holds what its name says (`cmroot.store.acid`). If a compactor has replaced directories since,
-the capture takes a newer moment. Events name the tables that are written to; the others are asked for in turn. Events
-name transactions, too: a load ends those together that a transaction of the source has ended, in the source's order.
+the capture takes a newer moment. It asks for tables that events name or whose directories are to be listed. Events name
+transactions, too: a load ends those together that a transaction of the source has ended, in the source's order.
 """
 
 from __future__ import annotations
@@ -37,20 +37,19 @@ def state_of(ids: WriteIds, *, insert_only: bool) -> acid.State:
     return acid.State(ids.high, frozenset(ids.open), frozenset(ids.aborted), insert_only)
 
 
-TURN = 500  # tables that a capture asks for in turn, though no event names them: those of one call
 NEW = -1  # in place of the number of open ids
 _OPEN = f"CASE WHEN w.body IS NULL THEN {NEW} ELSE json_array_length(CAST(w.body AS TEXT), '$.ids.open') END"
-_TABLES = f"""SELECT t.id, t.db, t.name, coalesce({_OPEN}, 0) FROM scope s JOIN tables t ON t.db = s.db
+_UNLISTED = "NOT t.listed OR t.id IN (SELECT table_id FROM partitions WHERE NOT listed)"
+_TABLES = f"""SELECT t.db, t.name, coalesce({_OPEN}, 0), {_UNLISTED} FROM scope s JOIN tables t ON t.db = s.db
   JOIN formats x ON x.table_id = t.id LEFT JOIN write_ids w ON w.table_id = t.id WHERE x.format = ? ORDER BY t.id"""
 
 
 class _Seen(msgspec.Struct):
     """Facts of events about transactions that no record contains yet. `allocated`: database, table, write id and
-    transaction; `ended`: transaction and event. `after`: the id of the last table that was asked for in turn."""
+    transaction; `ended`: transaction and event."""
 
     allocated: list[tuple[str, str, int, int]] = []
     ended: list[tuple[int, int]] = []
-    after: int = 0
 
 
 class Transactions:
@@ -62,10 +61,10 @@ class Transactions:
         self._allocated: dict[Name, dict[int, int]] = {}  # write id -> transaction
         for db, table, each, transaction in seen.allocated:
             self._allocated.setdefault((db, table), {})[each] = transaction
-        self._ended, self._after = dict(seen.ended), seen.after
+        self._ended = dict(seen.ended)
         self._snapshot = ""
         self._is_old = False  # transactions have begun or ended since the snapshot
-        self._turn: list[Name] | None = None
+        self._asked = set[Name]()  # as of the snapshot
         self._compacted: set[Name] = set()  # since the snapshot
         self._states: dict[Name, acid.State | None] = {}
         self.everything = False
@@ -88,37 +87,37 @@ class Transactions:
         formats are captured at the moment of the last events. Records the ids that have changed: all files of these
         tables are to be listed.
 
-        Asks for tables that events name, that had open ids, or that are new; for the others in turn, as transactions
-        may leave no event."""
+        Asks for tables that events name, that had open ids, that are new, or of which objects are to be listed: a write
+        without an event is found as that to a plain table, by a scan."""
         again, self._is_old = again or self._is_old or not self._snapshot, False
-        asked = self._asked(again=again) if self._source.keeps_transactions() else []
-        if again and asked:
+        wanted = self._wanted(again=again) if self._source.keeps_transactions() else []
+        if again and wanted:
             self._snapshot = self._source.snapshot()
-        found = self._source.write_ids(asked, self._snapshot) if asked else {}
-        for name in asked:
+        found = self._source.write_ids(wanted, self._snapshot) if wanted else {}
+        for name in wanted:
             ids, before = found.get(name, WriteIds(0)), self._known.write_ids(*name)
             if before is None or before.ids != ids:
                 self._log.observe(self._change(name, ids, before))
                 self._known.unlist_table(*name)
             self._states.pop(name, None)
 
-    def _asked(self, *, again: bool) -> list[Name]:
-        """Returns the tables to ask for. again: as of a new moment; otherwise only new ones."""
-        tables = self._tables()
-        if self._turn is None:
-            waiting = [row for row in tables if row[0] > self._after] + [row for row in tables if row[0] <= self._after]
-            some = waiting if self.everything else waiting[:TURN]
-            self._turn = [(db, name) for _, db, name, _ in some]
-            self._after = some[-1][0] if len(some) < len(tables) else 0
-        named = {*self._turn, *self._allocated, *self._compacted}
-        self._compacted = set()
+    def _wanted(self, *, again: bool) -> list[Name]:
+        """Returns the tables to ask for, each once. again: as of a new moment."""
+        self._asked = set() if again else self._asked
+        named, self._compacted = {*self._allocated, *self._compacted}, set()
         wanted = [
-            (db, name) for _, db, name, opened in tables if opened == NEW or (again and (opened or (db, name) in named))
+            (db, name)
+            for db, name, opened, unlisted in self._tables()
+            if self.everything or opened or unlisted or (db, name) in named
+            if (db, name) not in self._asked
         ]
-        return [name for name in wanted if (table := self._known.table(*name)) and is_transactional(table)]
+        wanted = [name for name in wanted if (table := self._known.table(*name)) and is_transactional(table)]
+        self._asked |= set(wanted)
+        return wanted
 
-    def _tables(self) -> list[tuple[int, str, str, int]]:
-        """Returns the tables in formats with write ids: id, database, name, and how many ids are open, or NEW."""
+    def _tables(self) -> list[tuple[str, str, int, bool]]:
+        """Returns the tables in formats with write ids: database, name, how many ids are open, or NEW, and whether
+        objects are to be listed."""
         formats = [each.name for each in FORMATS.values() if each.write_ids]
         return [row for format in formats for row in self._known.select(_TABLES, format)]
 
@@ -155,12 +154,12 @@ class Transactions:
             if each > state.high
         ]
         waiting = {each for *_, each in allocated}
-        for _, db, name, opened in self._tables():
+        for db, name, opened, _ in self._tables():
             if opened and (record := self._known.write_ids(db, name)) is not None:
                 waiting |= {each.transaction for each in record.written if each.id in record.ids.open}
         ended = [(transaction, event) for transaction, event in self._ended.items() if transaction in waiting]
-        if allocated or ended or self._after or self._known.recall(_KEY):
-            self._known.remember(_KEY, msgspec.json.encode(_Seen(allocated, ended, self._after)).decode())
+        if allocated or ended or self._known.recall(_KEY):
+            self._known.remember(_KEY, msgspec.json.encode(_Seen(allocated, ended)).decode())
 
     def passed(self, names: Mapping[DataObject, Collection[str]]) -> bool:
         """Returns True if a newer moment, read now, has directories that the one before could not judge: a compactor

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gobblin_examples as examples
 import msgspec
@@ -25,7 +26,6 @@ from pool import Pool
 from waiting import eventually, pause, repeating
 
 from cmroot.root import create_or_open
-from replicator.captures import write_ids
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.manifest import open_manifest
 from replicator.core.engine import AutoEngine, LocalEngine
@@ -708,45 +708,41 @@ def test_open_transactions_of_the_source_end_on_newer_servers(newer: AcidLab) ->
     newer.is_equal()
 
 
-def test_write_ids_of_tables_that_no_event_names_are_asked_for_in_turn(
+def test_write_ids_are_asked_for_where_they_may_have_changed(
     acid: AcidLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, asked = ["t", "u", "v", "w"], list[tuple[str, str]]()
+    names, asked = ["t", "u", "v"], list[tuple[str, str]]()
     for name in names:
         acid.make(name)
     source, root = acid.source.metastore, create_or_open(str(tmp_path / "in-process"))
     ask = source.write_ids
-    monkeypatch.setattr(write_ids, "TURN", 1)
     monkeypatch.setattr(source, "write_ids", lambda tables, at: asked.extend(tables) or ask(tables, at))
 
     def captured(**settings: Any) -> list[str]:
         asked.clear()
         about = CaptureSettings([acid.name], **settings)
         capture(source, root, about, Runtime(AutoEngine(LocalEngine(1), LocalEngine(1), choice="local")))
-        return sorted(name for _, name in asked)
+        with open_manifest(root) as manifest:
+            known = {name: manifest.write_ids(acid.name, name) for name in names}
+        found = ask([(acid.name, name) for name in names], source.snapshot())
+        assert [each and each.ids for each in known.values()] == [found[acid.name, name] for name in names]
+        return sorted({name for _, name in asked})
 
     assert captured() == names
     paced = {"scan_time": timedelta(0)}
-    assert [captured(**paced) for _ in names] == [[name] for name in names]
-    acid.insert(1, name="w")
-    assert captured(**paced) == ["t", "w"], "its turn, and a write"
+    eventually(lambda: captured(**paced) == [])  # directories that were just changed are listed again
+    acid.insert(1, name="t")
+    assert captured(**paced) == ["t"]
     left_open(acid, "insert into {db}.v values (80, 'open')")
-    assert captured(**paced) == ["u", "v"]
-    assert [captured(**paced) for _ in range(3)] == [["v"], ["v", "w"], ["t", "v"]]
-    with open_manifest(root) as manifest:
-        assert {name: manifest.write_ids(acid.name, name).ids for name in names} == ask_all(acid, names)  # type: ignore[union-attr]
+    eventually(lambda: captured(**paced) == ["v"])
+    assert captured(**paced) == ["v"], "as long as the transaction is open"
     acid.end_open()
-    assert captured(**paced) == ["u", "v"], "without an event of the table's own"
-    assert captured(**paced) == ["v"], "its turn"
-    assert captured(scan_time=None, paced=False) == names
-    with open_manifest(root) as manifest:
-        assert {name: manifest.write_ids(acid.name, name).ids for name in names} == ask_all(acid, names)  # type: ignore[union-attr]
-
-
-def ask_all(lab: AcidLab, names: list[str]) -> dict[str, Any]:
-    source = lab.source.metastore
-    found = source.write_ids([(lab.name, name) for name in names], source.snapshot())
-    return {name: found[lab.name, name] for name in names}
+    assert captured(**paced) == ["v"], "without an event of the table's own"
+    eventually(lambda: captured(**paced) == [])
+    place = Path(urlsplit(str(source.table(acid.name, "u").location)).path)
+    (place / "_new").mkdir()
+    assert captured(**paced) == ["u"], "its directory has changed without an event"
+    assert captured(paced=False) == names
 
 
 def written_by_others(lab: AcidLab) -> None:
